@@ -1,0 +1,1 @@
+"""How to time a kernel, and what to say of it."""

@@ -1,0 +1,1 @@
+"""How to verify a kernel."""

@@ -1,0 +1,1 @@
+"""PTX on NumPy lanes: the executor that needs no GPU."""

@@ -1,0 +1,1 @@
+"""The GPU: discovery, loading, launching, timing."""

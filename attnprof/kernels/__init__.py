@@ -1,0 +1,1 @@
+"""The catalogue of kernels and the records that describe, build and launch them."""

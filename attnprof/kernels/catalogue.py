@@ -1,0 +1,96 @@
+"""The catalogue: every kernel the tool knows, built in, installed by other packages, or given as a file.
+
+Built-in kernels are found, not listed: a module in `attnprof.kernels.ladder` with a ``SPECS`` tuple is all it takes.
+Other packages register an ``attnprof.kernels`` entry point that names a KernelSpec or a tuple of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from attnprof.kernels import ladder
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.errors import UsageError
+
+ENTRY_POINT_GROUP = "attnprof.kernels"
+
+
+@cache
+def builtin() -> tuple[KernelSpec, ...]:
+    """The ladder, lowest rung first."""
+    specs: list[KernelSpec] = []
+    for module in pkgutil.iter_modules(ladder.__path__):
+        specs.extend(importlib.import_module(f"{ladder.__name__}.{module.name}").SPECS)
+    return tuple(sorted(specs, key=lambda spec: (spec.rung, spec.name)))
+
+
+@cache
+def catalogue() -> tuple[KernelSpec, ...]:
+    """The built-in kernels, then those that installed packages register."""
+    from importlib.metadata import entry_points
+
+    specs = list(builtin())
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        specs.extend(_specs_in(point.load(), f"entry point {point.name}"))
+    return tuple(specs)
+
+
+def select(names: Iterable[str]) -> tuple[KernelSpec, ...]:
+    """The kernels of these names, in the given order and without repeats.
+
+    ``all`` stands for the whole catalogue; a name that ends in ``.py`` is a file that holds KernelSpecs.
+
+    Raises:
+        UsageError: an unknown name, or a file that holds no KernelSpec.
+    """
+    chosen: dict[str, KernelSpec] = {}
+    for name in names:
+        for spec in _resolve(name):
+            chosen.setdefault(spec.name, spec)
+    return tuple(chosen.values())
+
+
+def _resolve(name: str) -> tuple[KernelSpec, ...]:
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    if name == "all":
+        return catalogue()
+    # The ladder first: entry points cost a scan of the installed packages.
+    found = next((s for s in builtin() if s.name == name), None) or next(
+        (s for s in catalogue() if s.name == name), None
+    )
+    if found is None:
+        known = ", ".join(spec.name for spec in catalogue())
+        raise UsageError(f"unknown kernel {name!r}", f"choose from {known}, or all; or give a file: --kernel ./mine.py")
+    return (found,)
+
+
+def _from_file(path: Path) -> tuple[KernelSpec, ...]:
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}", "--kernel takes a name from `attnprof kernels` or a .py file")
+    module_spec = importlib.util.spec_from_file_location(f"attnprof_user_kernel_{path.stem}", path.resolve())
+    if module_spec is None or module_spec.loader is None:
+        raise UsageError(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+
+
+def _as_specs(value: object) -> tuple[KernelSpec, ...]:
+    if isinstance(value, KernelSpec):
+        return (value,)
+    if isinstance(value, tuple) and value and all(isinstance(item, KernelSpec) for item in value):
+        return value
+    return ()
+
+
+def _specs_in(value: object, where: str) -> tuple[KernelSpec, ...]:
+    specs = _as_specs(value)
+    if not specs:
+        raise UsageError(f"{where} holds no KernelSpec", "see docs/how-to/your-own-kernel.md")
+    return specs

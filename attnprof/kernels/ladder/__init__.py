@@ -1,0 +1,1 @@
+"""The built-in kernels: one module a family, each with its ``SPECS`` tuple, beside one ``.cu`` in kernels_cu/."""

@@ -1,0 +1,69 @@
+"""The record that describes a kernel to everything else: the CLI, the tests, the docs and the benchmark read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.model.demand import Demand
+from attnprof.model.workload import Pass, Workload
+
+# Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the output O.
+RoundingPoint = Literal["s", "p", "o"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel of the catalogue.
+
+    Attributes:
+        name: what ``--kernel`` takes.
+        rung: its place on the ladder, lowest first; tables list kernels in this order.
+        title: one line for a table.
+        idea: what this rung changes and why, in one or two sentences.
+        file: the ``.cu`` file, absolute.
+        direction: the pass it computes.
+        arches: architectures it is compiled and checked for, e.g. ``("sm_80", "sm_90a")``; the first is the oldest.
+        demand: the HBM ledger and the work for each unit, for any workload (both passes), supported or not.
+        unsupported: why this workload cannot run here, naming what is allowed; ``None`` when it can.
+        plan: tensors and launches for a supported workload. Inputs are named ``q``, ``k``, ``v``, the output ``o``
+            and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel has it.
+        builds: every compiled variant, for the compile checks.
+        rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
+    """
+
+    name: str
+    rung: int
+    title: str
+    idea: str
+    file: Path
+    direction: Pass
+    arches: tuple[str, ...]
+    demand: Callable[[Workload], Demand]
+    unsupported: Callable[[Workload], str | None]
+    plan: Callable[[Workload], LaunchPlan]
+    builds: tuple[Build, ...]
+    rounds: tuple[RoundingPoint, ...]
+
+    @property
+    def requires(self) -> str:
+        """The oldest architecture it runs on; an ``a`` suffix means that one only."""
+        return self.arches[0]
+
+    def runs_on(self, compute_capability: tuple[int, int]) -> str | None:
+        """Why a device of that compute capability cannot run it, or None when it can."""
+        match = re.fullmatch(r"sm_(\d+)(\d)(a?)", self.requires)
+        if match is None:
+            raise ValueError(f"{self.name}: {self.requires!r} is no architecture name")
+        needed = (int(match[1]), int(match[2]))
+        fits = compute_capability == needed if match[3] else compute_capability >= needed
+        return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def sm_name(compute_capability: tuple[int, int]) -> str:
+    """``(9, 0)`` → ``sm_90``."""
+    return f"sm_{compute_capability[0]}{compute_capability[1]}"

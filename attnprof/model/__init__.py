@@ -1,0 +1,1 @@
+"""Pure arithmetic: workload, ledger, demand, devices, ceilings, roofline, references."""

@@ -1,0 +1,1 @@
+"""Plain results to tables, JSON, CSV and Markdown."""
