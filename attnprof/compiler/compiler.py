@@ -1,0 +1,104 @@
+"""CUDA source to cubin or PTX for any architecture, with no driver and no GPU."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from attnprof.compiler import nvrtc
+from attnprof.compiler.arch import needed_cuda, parse_arch
+from attnprof.compiler.cache import DiskCache, Entry, make_key
+from attnprof.compiler.diagnostics import refusal
+from attnprof.compiler.headers import cuda_headers
+from attnprof.compiler.includes import include_closure
+from attnprof.compiler.ptxas import parse_resources
+from attnprof.kernels.executor import Compiled
+from attnprof.kernels.plan import Build
+from attnprof.kernels.sources import kernels_dir
+from attnprof.model.errors import EnvironmentProblem
+
+Target = Literal["cubin", "ptx"]
+
+
+class Compiler:
+    """Compiles builds with NVRTC and keeps the results on disk.
+
+    Args:
+        cache_dir: where; None takes ``$ATTNPROF_CACHE_DIR``, ``$XDG_CACHE_HOME/attnprof`` or ``~/.cache/attnprof``.
+    """
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self._cache_dir = cache_dir
+
+    @cached_property
+    def _cache(self) -> DiskCache:
+        # Opened by the first compilation, so that making a Compiler touches no disk.
+        return DiskCache(self._cache_dir)
+
+    @property
+    def cache_dir(self) -> Path:
+        """The folder of the disk cache in use."""
+        return self._cache.folder
+
+    def compile(self, build: Build, arch: str, *, target: Target = "cubin") -> Compiled:
+        """Compile a build, or take it from the cache.
+
+        Args:
+            build: the ``.cu`` file and its macros.
+            arch: ``sm_80``, ``sm_90a``, …
+            target: ``cubin`` for a device, or ``ptx``, whose ``image`` is the text with line information (UTF-8);
+                ptxas does not run for it, so ``resources`` is empty.
+
+        Returns:
+            The image, with each entry point's registers, spills and static shared memory.
+
+        Raises:
+            CompileError: the source was refused; the message holds the first error's file and line.
+            EnvironmentProblem: NVRTC or a CUDA header is missing, or NVRTC does not know ``arch``.
+            UsageError: the file cannot be read.
+        """
+        version = nvrtc.version()
+        number, suffix = parse_arch(arch)
+        if number not in nvrtc.supported_arches():
+            known = ", ".join(f"sm_{known}" for known in nvrtc.supported_arches())
+            raise EnvironmentProblem(
+                f"NVRTC {version[0]}.{version[1]} does not know {arch}: it needs the NVRTC of {needed_cuda(arch)}",
+                f"this one knows {known}",
+            )
+        headers = cuda_headers(version[0])
+        file = build.file.absolute()
+        search = (file.parent, kernels_dir())
+        options = (
+            f"--gpu-architecture={'sm' if target == 'cubin' else 'compute'}_{number}{suffix}",
+            "-std=c++17",
+            "-lineinfo",
+            "-default-device",
+            *(("--ptxas-options=-v",) if target == "cubin" else ()),
+            *(f"-D{macro}={value}" for macro, value in build.defines),
+        )
+        closure = include_closure(file, search)
+        # Paths are part of the key because line information puts them into the image.
+        key = make_key((*(part for pair in closure for part in pair), *options, f"{version}", headers.signature))
+        entry = self._cache.load(key)
+        cached = entry is not None
+        if entry is None:
+            folders = tuple(f"-I{folder}" for folder in (*search, *headers.folders))
+            source = closure[0][1] or b""
+            started = time.perf_counter()
+            outcome = nvrtc.compile_source(source, str(file), options + folders, cubin=target == "cubin")
+            elapsed_s = time.perf_counter() - started
+            if outcome.image is None:
+                raise refusal(outcome.log, file, search, version[0])
+            entry = Entry(outcome.image, outcome.log, parse_resources(outcome.log), elapsed_s)
+            self._cache.store(key, entry)
+        return Compiled(
+            build=build,
+            arch=arch,
+            image=entry.image,
+            resources=entry.resources,
+            compile_time_s=0.0 if cached else entry.compile_time_s,
+            cached=cached,
+            log=entry.log,
+        )
