@@ -1,8 +1,9 @@
 """How many thread blocks an SM holds at once, and what stops it from holding more.
 
 Source: the CUDA Occupancy Calculator (``cuda_occupancy.h`` of the CUDA toolkit, and the calculator in Nsight Compute).
-Registers are given out a warp at a time in units of 256, out of a file that is split evenly over four sub-partitions,
-and a block's warps come in fours. From sm_80 on the system keeps 1 KiB of shared memory for each block.
+Registers are given out a warp at a time in units of 256, out of a file that is split evenly over four sub-partitions;
+the check of a single block against the file rounds its warps up to four. From sm_80 on the system keeps 1 KiB of
+shared memory for each block.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ Limit = Literal["threads", "registers", "shared-memory", "blocks"]
 
 _REGISTER_UNIT = 256
 _SUB_PARTITIONS = 4
-_WARP_UNIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,10 @@ def _blocks_by_registers(architecture: Architecture, registers: int, warps: int)
     if registers == 0:
         return architecture.max_blocks_per_sm
     warp_registers = _round_up(registers * architecture.warp_size, _REGISTER_UNIT)
-    block_warps = _round_up(warps, _WARP_UNIT)
-    if warp_registers * block_warps > architecture.registers_per_block:
+    if warp_registers * _round_up(warps, _SUB_PARTITIONS) > architecture.registers_per_block:
         return 0
     warps_per_partition = architecture.registers_per_sm // _SUB_PARTITIONS // warp_registers
-    return warps_per_partition * _SUB_PARTITIONS // block_warps
+    return warps_per_partition * _SUB_PARTITIONS // warps
 
 
 def _blocks_by_smem(architecture: Architecture, smem_bytes: int, smem_per_sm_bytes: int | None) -> int:
