@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnprof import __version__
-from attnprof.report.document import Report
+from attnprof.report.document import Column, Report, Row
 from attnprof.report.units import known
 
 SCHEMA_VERSION = 1
@@ -35,7 +35,7 @@ def render_csv(report: Report) -> str:
     columns = [column for column in report.columns if column.in_csv]
     writer.writerow([column.csv_header for column in columns])
     for row in report.rows:
-        writer.writerow([_csv_cell(column.value(row)) for column in columns])
+        writer.writerow([_csv_cell(_csv_value(column, row)) for column in columns])
     return stream.getvalue()
 
 
@@ -46,6 +46,11 @@ def strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
     return value if known(value) else None
+
+
+def _csv_value(column: Column, row: Row) -> Any:
+    value = column.value(row)
+    return value if column.csv_value is None or not known(value) else column.csv_value(value)
 
 
 def _csv_cell(value: Any) -> str:

@@ -29,6 +29,8 @@ class Column:
         show: in tables, ``always``; only where its values differ (``varies``: constants belong in the heading); only
             where some value is known (``known``); or ``never``. CSV has every column.
         csv: the CSV header, which ends in the SI unit; the key with dots replaced where it is None.
+        csv_value: the value that CSV gets, where it is not the raw one.
+        row_text: how a person reads it where that depends on other values of the row (its unit); else None.
         styles: text style by value, for colour terminals.
     """
 
@@ -40,6 +42,8 @@ class Column:
     show: Show = "always"
     csv: str | None = None
     in_csv: bool = True
+    csv_value: Callable[[Any], Any] | None = None
+    row_text: Callable[[Row], str] | None = None
     styles: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, row: Row) -> Any:
@@ -52,7 +56,9 @@ class Column:
     def cell(self, row: Row) -> str:
         """The value as a person reads it."""
         value = self.value(row)
-        return self.format(value) if known(value) else UNKNOWN
+        if not known(value):
+            return UNKNOWN
+        return self.format(value) if self.row_text is None else self.row_text(row)
 
     @property
     def csv_header(self) -> str:
