@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-# Before NumPy is imported: the tests multiply small matrices, where BLAS threads that wait for one another on busy cores
-# make the suite several times slower.
+# Before NumPy is imported: the tests multiply small matrices, where BLAS threads that wait for one another on busy
+# cores make the suite several times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
