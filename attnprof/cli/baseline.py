@@ -28,7 +28,7 @@ class Baseline:
             from attnprof.model.roofline import roofline
 
             (naive,) = catalogue.select([NAME])
-            demand = naive.demand(workload)
+            demand = naive.demand(workload, self.device)
             self._roof_time_s[workload] = roofline(workload, demand, self.device, self.source).time_s
         naive_s = self._roof_time_s[workload]
         return naive_s / roof_time_s if naive_s is not None and roof_time_s else None

@@ -107,7 +107,7 @@ def predict(
     rows: list[dict[str, Any]] = []
     for workload in workloads:
         for spec in specs:
-            demand = spec.demand(workload)
+            demand = spec.demand(workload, device)
             roof = roofline_of(workload, demand, device, source)
             rows.append(
                 {
