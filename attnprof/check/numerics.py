@@ -102,7 +102,7 @@ def _closeness(case: Case) -> float:
 
 
 def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
-    plan = spec.plan(case.workload)
+    plan = spec.plan(case.workload, executor.device)
     inputs = make_inputs(case.workload, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
@@ -163,7 +163,7 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, runs: int, seed: int) -> tuple[int, str]:
     import numpy as np
 
-    plan = spec.plan(workload)
+    plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
         for name, values in make_inputs(workload, seed=seed).items():
             run.write(name, values)

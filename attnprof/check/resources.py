@@ -12,7 +12,8 @@ from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.architectures import Architecture, architecture
+from attnprof.model.architectures import Architecture
+from attnprof.model.devices import DeviceSpec, standing_for
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, EnvironmentProblem
 from attnprof.model.occupancy import occupancy
@@ -61,16 +62,14 @@ def check_resources(
     spec: KernelSpec, compiler: Compiler, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[CheckRow]:
     """The rows ``compile``, ``spills``, ``shared-memory`` and ``occupancy`` for each architecture of a kernel."""
-    uses = _uses(spec)
     for arch in spec.arches:
-        yield from _arch_rows(spec, arch, compiler, uses, progress)
+        yield from _arch_rows(spec, arch, compiler, progress)
 
 
 def _arch_rows(
     spec: KernelSpec,
     arch: str,
     compiler: Compiler,
-    uses: Mapping[tuple[Build, str], _Use],
     progress: Callable[[str], None],
 ) -> Iterator[CheckRow]:
     def row(
@@ -83,9 +82,16 @@ def _arch_rows(
     ) -> CheckRow:
         return CheckRow(spec.name, check, status, value, limit, unit, arch, detail)
 
+    capability = _compute_capability(arch)
+    device = standing_for(capability) if capability is not None else None
+    if device is None:
+        for check in (Check.COMPILE, Check.SPILLS, Check.SHARED_MEMORY, Check.OCCUPANCY):
+            yield row(check, CheckStatus.SKIPPED, None, None, None, f"no GPU of the table is {arch}")
+        return
+    builds = spec.builds(device)
     compiled: list[Compiled] = []
-    for number, build in enumerate(spec.builds, 1):
-        progress(f"{spec.name}: compiling for {arch}, {number} of {len(spec.builds)}")
+    for number, build in enumerate(builds, 1):
+        progress(f"{spec.name}: compiling for {arch}, {number} of {len(builds)}")
         try:
             compiled.append(compiler.compile(build, arch))
         except EnvironmentProblem as error:
@@ -94,9 +100,9 @@ def _arch_rows(
             return
         except AttnprofError as error:
             detail = f"{_variant(build)}: {error.message}"
-            yield row(Check.COMPILE, CheckStatus.FAIL, number - 1, len(spec.builds), "variants", detail)
+            yield row(Check.COMPILE, CheckStatus.FAIL, number - 1, len(builds), "variants", detail)
             return
-    yield row(Check.COMPILE, CheckStatus.PASS, len(compiled), len(spec.builds), "variants", f"{len(compiled)} variants")
+    yield row(Check.COMPILE, CheckStatus.PASS, len(compiled), len(builds), "variants", f"{len(compiled)} variants")
 
     spills = _Worst()
     for each in compiled:
@@ -108,12 +114,13 @@ def _arch_rows(
     detail = spills.where if spills.value else f"at most {most} registers a thread"
     yield row(Check.SPILLS, verdict, spills.value, 0, "bytes", detail)
 
-    facts = _facts(arch)
+    facts = device.architecture
     if facts is None:
         for check in (Check.SHARED_MEMORY, Check.OCCUPANCY):
             yield row(check, CheckStatus.SKIPPED, None, None, None, f"{arch} is not in the architecture table")
         return
 
+    uses = _uses(spec, device)
     smem = _Worst()
     for each in compiled:
         for entry in each.resources.values():
@@ -166,7 +173,7 @@ def _occupancy_row(
     return CheckRow(spec.name, Check.OCCUPANCY, status, blocks, needed, "blocks per SM", arch, where)
 
 
-def _uses(spec: KernelSpec) -> dict[tuple[Build, str], _Use]:
+def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
     """Launches of every variant, found by planning workloads short and long with each type, head dim and mask."""
     uses: dict[tuple[Build, str], _Use] = {}
     choices = product((64, 1024, 40_000), (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
@@ -176,10 +183,10 @@ def _uses(spec: KernelSpec) -> dict[tuple[Build, str], _Use]:
             continue
         claims = {
             stage.name: stage.schedule.blocks_per_sm
-            for stage in spec.demand(workload).stages
+            for stage in spec.demand(workload, device).stages
             if stage.schedule is not None
         }
-        for launch in spec.plan(workload).launches:
+        for launch in spec.plan(workload, device).launches:
             use = uses.setdefault((launch.build, launch.entry), _Use())
             use.threads = max(use.threads, launch.threads)
             use.smem_bytes = max(use.smem_bytes, launch.smem_bytes)
@@ -189,9 +196,9 @@ def _uses(spec: KernelSpec) -> dict[tuple[Build, str], _Use]:
     return uses
 
 
-def _facts(arch: str) -> Architecture | None:
+def _compute_capability(arch: str) -> tuple[int, int] | None:
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    return architecture((int(match[1]), int(match[2]))) if match else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _variant(build: Build) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.workload import Pass, Workload
 
 # Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the output O.
@@ -28,12 +29,16 @@ class KernelSpec:
         file: the ``.cu`` file, absolute.
         direction: the pass it computes.
         arches: architectures it is compiled and checked for, e.g. ``("sm_80", "sm_90a")``; the first is the oldest.
-        demand: the HBM ledger and the work for each unit, for any workload (both passes), supported or not.
+        demand: the HBM ledger and the work for each unit on a device, for any workload (both passes), supported or
+            not. The device matters where tiles, splits or cache hits depend on it.
         unsupported: why this workload cannot run here, naming what is allowed; ``None`` when it can.
-        plan: tensors and launches for a supported workload. Inputs are named ``q``, ``k``, ``v``, the output ``o``
-            and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel has it.
-        builds: every compiled variant, for the compile checks.
+        plan: tensors and launches for a supported workload on a device. Inputs are named ``q``, ``k``, ``v``, the
+            output ``o`` and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel
+            has it.
+        builds: every variant that is compiled for a device, for the compile checks.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
+        plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
+            (a forward for training); None where it never does, or always.
     """
 
     name: str
@@ -43,11 +48,12 @@ class KernelSpec:
     file: Path
     direction: Pass
     arches: tuple[str, ...]
-    demand: Callable[[Workload], Demand]
+    demand: Callable[[Workload, DeviceSpec], Demand]
     unsupported: Callable[[Workload], str | None]
-    plan: Callable[[Workload], LaunchPlan]
-    builds: tuple[Build, ...]
+    plan: Callable[[Workload, DeviceSpec], LaunchPlan]
+    builds: Callable[[DeviceSpec], tuple[Build, ...]]
     rounds: tuple[RoundingPoint, ...]
+    plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
 
     @property
     def requires(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from attnprof.kernels.catalogue import select
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.kernels.spec import KernelSpec
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.workload import Workload
 
 
@@ -129,8 +130,11 @@ def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
     def moved(build: Build) -> Build:
         return replace(build, file=file)
 
-    def plan(workload: Workload) -> LaunchPlan:
-        intact = spec.plan(workload)
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        intact = spec.plan(workload, device)
         return replace(intact, launches=tuple(replace(launch, build=moved(launch.build)) for launch in intact.launches))
 
-    return replace(spec, name=mutant.id, file=file, plan=plan, builds=tuple(moved(build) for build in spec.builds))
+    def builds(device: DeviceSpec) -> tuple[Build, ...]:
+        return tuple(moved(build) for build in spec.builds(device))
+
+    return replace(spec, name=mutant.id, file=file, plan=plan, builds=builds)
