@@ -104,8 +104,7 @@ def decode_float(d: Decoder, i: Instruction) -> Step:
     put = d.alu_put(i, operands[0], kind)
     sources = [d.alu(i, v, kind) for v in operands[1:]]
     ftz, sat = "ftz" in i.mods and single, "sat" in i.mods
-    nans = d.watch.nans and i.op not in ("min", "max", "abs", "neg")
-    if not ftz and not sat and not nans:
+    if not ftz and not sat:
         if count == 3:
             a, b = sources
             return lambda x: put(x, function(a(x), b(x)))
@@ -117,8 +116,6 @@ def decode_float(d: Decoder, i: Instruction) -> Step:
     def run(x: Active) -> None:
         values = [flush(s(x)) for s in sources] if ftz else [s(x) for s in sources]
         result = function(*values)
-        if nans:
-            x.wave.nan_born(x, result, values)
         if ftz:
             result = flush(result)
         if sat:
