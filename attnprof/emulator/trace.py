@@ -134,10 +134,14 @@ class KernelTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one launch of a plan did: ``kernels`` if the run counts, ``faults`` if something is wrong."""
+    """What one launch of a plan did: ``kernels`` if the run counts, ``faults`` if something is wrong.
+
+    ``printed`` is what the kernels wrote with printf, the first 1000 calls.
+    """
 
     kernels: tuple[KernelTrace, ...]
     faults: tuple[Fault, ...]
+    printed: str = ""
 
     @property
     def counters(self) -> Counters:
@@ -150,6 +154,7 @@ class Trace:
             "totals": self.counters.as_json(),
             "kernels": [kernel.as_json() for kernel in self.kernels],
             "faults": [fault.as_json() for fault in self.faults],
+            "printed": self.printed or None,
         }
 
 

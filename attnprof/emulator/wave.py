@@ -66,6 +66,7 @@ class Wave:
         param_bytes: bytes,
         counts: Counts | None = None,
         checks: Checks | None = None,
+        printed: list[str] | None = None,
     ) -> None:
         self.program = program
         self.blocks = blocks
@@ -99,6 +100,7 @@ class Wave:
         self.local = RowSpace("local memory", "local", entry.local_bytes, self.size)
         self.barriers = Barriers(self)
         self.pending: list[PendingCopy] = []
+        self.printed: list[str] = [] if printed is None else printed
         self.copy_group: Lanes = np.zeros(self.size, np.int64)
         self.first = Active(
             self,
