@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from attnprof.emulator.decoder import Decoder, Step, Watch
+from attnprof.emulator.decoder import Decoder, Watch
 from attnprof.emulator.errors import PtxError
 from attnprof.emulator.memory import PARAM_SLOT, padded, slot_base
 from attnprof.emulator.ops import decode
@@ -200,6 +200,3 @@ def _local_layout(function: Function) -> tuple[dict[str, int], int]:
             offsets[variable.name] = at
             at += variable.size
     return offsets, padded(at)
-
-
-__all__ = ["Code", "Layout", "Program", "Step", "link"]

@@ -21,7 +21,7 @@ def decode_control(d: Decoder, i: Instruction, function_start: int, pc: int) -> 
     """A step that returns the groups that go on, each at its program counter."""
     if i.op == "bra":
         return _branch(d, i, function_start, pc)
-    action: Any
+    action: Step
     if i.op == "brx":
         action = _indexed_branch(d, i, function_start)
     elif i.op == "call":
@@ -33,18 +33,19 @@ def decode_control(d: Decoder, i: Instruction, function_start: int, pc: int) -> 
     else:
         action = _exit
     if i.guard is None:
-        return action  # type: ignore[no-any-return]
+        return action
     guard = d.lane(i, i.guard, TYPES["pred"])
 
-    def run(x: Active) -> list[Active]:
+    def run(x: Active) -> object:
         keep = guard(x).view(np.bool_)
         if keep.all():
-            return action(x)  # type: ignore[no-any-return]
+            return action(x)
         if not keep.any():
             x.pc += 1
             return [x]
         x.wave.diverged(x, keep)
-        return [x.subset(~keep, x.pc + 1), *action(x.subset(keep))]
+        went = action(x.subset(keep))
+        return [x.subset(~keep, x.pc + 1), *(went if isinstance(went, list) else [])]
 
     return run
 
