@@ -36,8 +36,7 @@ class Counts:
         size = len(program.steps)
         self.allocations = tuple(allocations)
         for allocation in self.allocations:
-            allocation.reads = np.zeros(allocation.data.size, np.uint8)
-            allocation.writes = np.zeros(allocation.data.size, np.uint8)
+            allocation.watch_touches()
         self.tensors = {id(allocation): TensorTally() for allocation in self.allocations}
         self.warps = [0] * size
         self.lanes = [0] * size

@@ -299,7 +299,7 @@ class EmulatedRun:
                 allocation.watch_writes()
         for loaded in self._launches:
             counts = Counts(loaded.program, allocations) if executor.mode.counts else None
-            checks = Checks(loaded.program, loaded.geometry, allocations) if executor.mode.checks else None
+            checks = Checks(loaded.program, loaded.geometry, loaded.memory.writable) if executor.mode.checks else None
             try:
                 execute(
                     loaded.program,
