@@ -10,10 +10,13 @@ from typing import Literal
 
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.workload import Pass, Workload
 
 # Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the output O.
 RoundingPoint = Literal["s", "p", "o"]
+# What a kernel computes: attention, or the softmax of the rows of a matrix that is shaped like an attention's scores.
+Operation = Literal["attention", "softmax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,13 @@ class KernelSpec:
         unsupported: why this workload cannot run here, naming what is allowed; ``None`` when it can.
         plan: tensors and launches for a supported workload. Inputs are named ``q``, ``k``, ``v``, the output ``o``
             and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel has it.
-        builds: every compiled variant, for the compile checks.
+            A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
+        builds: every compiled variant, for the compile checks; `builds_on` picks those of an architecture.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
+        operation: what it computes.
+        demand_on: the demand on one device, for a kernel whose traffic depends on how much the device's caches and
+            shared memory hold; ``demand`` then assumes that no re-read hits L2 and that the chip holds what the
+            kernel keeps there.
     """
 
     name: str
@@ -48,6 +56,19 @@ class KernelSpec:
     plan: Callable[[Workload], LaunchPlan]
     builds: tuple[Build, ...]
     rounds: tuple[RoundingPoint, ...]
+    operation: Operation = "attention"
+    demand_on: Callable[[Workload, DeviceSpec], Demand] | None = None
+
+    def demand_for(self, workload: Workload, device: DeviceSpec) -> Demand:
+        """The demand on this device: ``demand_on`` where the kernel has it, else ``demand``."""
+        return self.demand(workload) if self.demand_on is None else self.demand_on(workload, device)
+
+    def builds_on(self, arch: str) -> tuple[Build, ...]:
+        """The variants that compile for an architecture."""
+        capability = compute_capability(arch)
+        return tuple(
+            build for build in self.builds if build.requires is None or compute_capability(build.requires) <= capability
+        )
 
     @property
     def requires(self) -> str:
@@ -62,6 +83,18 @@ class KernelSpec:
         needed = (int(match[1]), int(match[2]))
         fits = compute_capability == needed if match[3] else compute_capability >= needed
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def compute_capability(arch: str) -> tuple[int, int]:
+    """``sm_90a`` → ``(9, 0)``.
+
+    Raises:
+        ValueError: not an architecture name.
+    """
+    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
+    if match is None:
+        raise ValueError(f"{arch!r} is no architecture name; it looks like sm_80 or sm_90a")
+    return int(match[1]), int(match[2])
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:
