@@ -54,9 +54,9 @@ def ceilings(device: DeviceSpec, dtype: Dtype, source: Source = "datasheet") -> 
     """The ceilings of a device for one element type.
 
     ``datasheet`` takes the published memory and dense tensor rates; ``clock`` takes units × the maximum clock. The
-    special-function and FP32 rates are published for no GPU: they are units × the published boost clock, or × the
-    maximum clock. FP32 counts two FLOPs a lane and clock (multiply-add), so the ceiling holds for any mix. Where the
-    asked-for figure is unknown and the other known, the other stands in and its ``source`` says so.
+    special-function and FP32 rates are units × the published clock of the vector units, or × the maximum clock.
+    FP32 counts two FLOPs a lane and clock (multiply-add), so the ceiling holds for any mix. Where the asked-for
+    figure is unknown and the other known, the other stands in and its ``source`` says so.
     """
     candidates = {
         "hbm": (_published_hbm(device), _clocked_hbm(device)),
@@ -130,7 +130,7 @@ def _both_clocks(
         rate = float(device.sm_count * per_clock * clock_hz)
         return Ceiling(unit, rate, source, _units(device, f"{per_clock} {noun}", clock_hz))
 
-    return at(device.boost_clock_hz, "datasheet"), at(device.max_clock_hz, "clock")
+    return at(device.vector_clock_hz, "datasheet"), at(device.max_clock_hz, "clock")
 
 
 def _units(device: DeviceSpec, per_clock: str, clock_hz: int | None) -> str:

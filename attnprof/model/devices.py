@@ -1,4 +1,9 @@
-"""GPU specifications: the built-in table, look-up by name, and specs built from what NVML and CUDA report."""
+"""GPU specifications: the built-in table, look-up by name, and specs built from what NVML and CUDA report.
+
+The table is ``data/gpus.csv``; each row carries its sources and says what is derived. Rates are decimal (GB/s,
+TFLOP/s), dense, with FP32 accumulation; sizes are binary, as devices report them (the 80 GB of an A100 are 80 · 2^30
+bytes less what the driver keeps, its 40 MB of L2 are 40 · 2^20). Memory clocks are NVML's: half the data rate.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,8 @@ class DeviceSpec:
     accumulation, by element type); the methods that end in ``_at_max_clock`` give units × clock instead.
 
     Attributes:
-        boost_clock_hz: the SM clock that the published rates were computed with.
+        boost_clock_hz: the SM clock behind the published tensor rates.
+        vector_clock_hz: the SM clock behind the published rates of all other units; Hopper and Blackwell have two.
         max_clock_hz: the highest SM clock that the device can reach.
         memory_clock_hz: the highest memory clock, as NVML reports it (half the data rate).
         tensor_cap: the published tensor rate is a limit below units × clock (H20).
@@ -51,6 +57,7 @@ class DeviceSpec:
     max_clock_hz: int | None
     tensor_flops_per_s: Mapping[Dtype, float] = field(default_factory=dict)
     references: tuple[str, ...] = ()
+    vector_clock_hz: int | None = None
     memory_clock_hz: int | None = None
     memory_bus_bits: int | None = None
     tensor_cap: bool = False
@@ -89,6 +96,7 @@ class DeviceSpec:
             "smem_per_sm_bytes": self.smem_per_sm_bytes,
             "smem_per_block_bytes": self.smem_per_block_bytes,
             "boost_clock_hz": self.boost_clock_hz,
+            "vector_clock_hz": self.vector_clock_hz,
             "max_clock_hz": self.max_clock_hz,
             "memory_clock_hz": self.memory_clock_hz,
             "memory_bus_bits": self.memory_bus_bits,
@@ -181,6 +189,7 @@ def from_facts(
         max_clock_hz=max_clock_hz or (row.max_clock_hz if row else None),
         tensor_flops_per_s=published.tensor_flops_per_s if published else {},
         references=published.references if published else (),
+        vector_clock_hz=published.vector_clock_hz if published else None,
         memory_clock_hz=memory_clock_hz or None,
         memory_bus_bits=memory_bus_bits or None,
         tensor_cap=published.tensor_cap if published else False,
@@ -220,6 +229,7 @@ def _from_row(row: Mapping[str, str]) -> DeviceSpec:
         max_clock_hz=_integer(row["max_mhz"], _MHZ),
         tensor_flops_per_s={dtype: rate for dtype, rate in rates.items() if rate is not None},
         references=tuple(source.strip() for source in row["sources"].split(";")),
+        vector_clock_hz=_integer(row["vector_mhz"] or row["boost_mhz"], _MHZ),
         memory_clock_hz=_integer(row["memory_mhz"], _MHZ),
         memory_bus_bits=_integer(row["bus_bits"], 1),
         tensor_cap=row["flags"] == "tensor-cap",

@@ -1,0 +1,134 @@
+"""The options that several commands share: declared once, so that a name means the same everywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnprof.cli import values
+from attnprof.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnprof.kernels.spec import KernelSpec
+    from attnprof.model.workload import Workload
+
+_WORKLOAD = "Workload"
+_FORMAT = "Output"
+
+Seq = Annotated[
+    list[str] | None,
+    typer.Option("--seq", metavar="N", help="Sequence length: 4096, 4k, 1k,2k, 1k:32k:x2 or 1k:8k:+1k. Repeatable."),
+]
+KvSeq = Annotated[
+    list[str] | None, typer.Option("--kv-seq", metavar="N", help="Number of keys, where it differs from --seq.")
+]
+Batch = Annotated[str, typer.Option("--batch", metavar="N", help="Batch size.")]
+Heads = Annotated[str, typer.Option("--heads", metavar="N", help="Query heads.")]
+KvHeads = Annotated[
+    str | None, typer.Option("--kv-heads", metavar="N", help="KV heads; fewer than --heads is grouped-query attention.")
+]
+HeadDim = Annotated[
+    list[str] | None, typer.Option("--head-dim", metavar="N", help="Head dimension; comma lists.  [default: 128]")
+]
+DtypeNames = Annotated[
+    list[str] | None, typer.Option("--dtype", metavar="fp16|bf16", help="Element type; comma lists.  [default: fp16]")
+]
+Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Causal mask, aligned to the last key.")]
+PassName = Annotated[str, typer.Option("--pass", metavar="fwd|bwd", help="Forward or backward.")]
+Kernels = Annotated[
+    list[str] | None,
+    typer.Option("--kernel", metavar="NAME", help="Kernels: names, comma lists, all, or a file ./mine.py."),
+]
+Ceilings = Annotated[
+    str,
+    typer.Option(
+        "--ceilings", metavar="datasheet|clock", help="Peaks from the datasheet, or from units times the top clock."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Strict JSON on stdout.")]
+Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
+Md = Annotated[bool, typer.Option("--md", help="Markdown on stdout.")]
+OutputFile = Annotated[
+    str | None,
+    typer.Option("--output", metavar="FILE", help="Save to a file as well; .json, .csv, .md or .txt."),
+]
+Seed = Annotated[str, typer.Option("--seed", metavar="N", help="Seed of the random inputs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """The workload options as they were typed."""
+
+    seq: Sequence[str] | None
+    kv_seq: Sequence[str] | None
+    batch: str
+    heads: str
+    kv_heads: str | None
+    head_dim: Sequence[str] | None
+    dtype: Sequence[str] | None
+    causal: bool
+    direction: str
+
+    def workloads(self, default_seq: str = "1k:32k:x2") -> tuple[Workload, ...]:
+        """Every combination of the values that were given, lengths first.
+
+        Raises:
+            UsageError: a value that is not allowed.
+        """
+        from attnprof.model.dtypes import Dtype
+        from attnprof.model.workload import Pass, Workload
+
+        lengths = values.counts(self.seq or [default_seq], "--seq", largest=values.MAX_LENGTH, example="4096")
+        kv_lengths = values.counts(self.kv_seq or [], "--kv-seq", largest=values.MAX_LENGTH, example="4096")
+        heads = values.count(self.heads, "--heads", example="32")
+        kv_heads = heads if self.kv_heads is None else values.count(self.kv_heads, "--kv-heads", example="8")
+        if heads % kv_heads:
+            raise UsageError(
+                f"--kv-heads {kv_heads} does not divide --heads {heads}",
+                f"each KV head serves as many query heads: --kv-heads {_nearest_divisor(heads, kv_heads)}",
+            )
+        batch = values.count(self.batch, "--batch", example="1")
+        head_dims = values.counts(self.head_dim or ["128"], "--head-dim", example="128")
+        dtypes = values.choices(self.dtype or ["fp16"], "--dtype", ("fp16", "bf16"))
+        direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
+        combinations = len(lengths) * max(len(kv_lengths), 1) * len(head_dims) * len(dtypes)
+        if combinations > values.MAX_SWEEP:
+            raise UsageError(
+                f"{combinations:,} workloads are more than the {values.MAX_SWEEP:,} of one run",
+                "give fewer lengths, for example --seq 1k:32k:x2",
+            )
+        return tuple(
+            Workload.of(
+                seq_q,
+                seq_kv=seq_kv or seq_q,
+                batch=batch,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=Dtype(dtype),
+                causal=self.causal,
+                direction=direction,
+            )
+            for dtype, head_dim, seq_q, seq_kv in itertools.product(dtypes, head_dims, lengths, kv_lengths or (0,))
+        )
+
+
+def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
+    """The chosen kernels, in the order given; without a choice, the built-in ladder.
+
+    ``all`` adds what other packages register: finding those costs a scan of the installed packages.
+
+    Raises:
+        UsageError: an unknown name, or a file that holds no kernel.
+    """
+    from attnprof.kernels import catalogue
+
+    return catalogue.select(values.kernel_names(names)) if names else catalogue.builtin()
+
+
+def _nearest_divisor(heads: int, wanted: int) -> int:
+    return min((n for n in range(1, heads + 1) if heads % n == 0), key=lambda n: abs(n - wanted))

@@ -1,0 +1,124 @@
+"""Q, K and V for a run: random, seeded, in the element type's storage form, and quick to make at any size.
+
+Random data, not zeros or constants: zeros switch fewer transistors, draw less power and clock higher, so a kernel
+fed with them looks faster than it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from functools import lru_cache
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnprof.model.dtypes import Dtype
+from attnprof.model.rounding import encode, storage_dtype
+from attnprof.model.workload import Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.generic]
+
+# Elements a generator yields: the unit of parallel work, and what makes the values independent of the thread count.
+CHUNK = 1 << 20
+
+
+class Distribution(StrEnum):
+    """What the inputs look like.
+
+    ``NORMAL``: standard normal Q, K and V. ``LARGE_LOGITS``: scores near +120 and −120 in alternate rows, so that exp
+    overflows and underflows unless the row maximum is subtracted. ``DOMINANT_KEY``: scores of standard deviation 16,
+    so that one key takes nearly the whole row. ``TINY``: V near the smallest values of the type (fp16: its
+    subnormals), and in the last column exactly 2^-24 (bf16: 2^-120).
+    """
+
+    NORMAL = "normal"
+    LARGE_LOGITS = "large-logits"
+    DOMINANT_KEY = "dominant-key"
+    TINY = "tiny"
+
+
+def make_inputs(
+    workload: Workload, *, distribution: Distribution = Distribution.NORMAL, seed: int = 0
+) -> Mapping[str, Array]:
+    """The tensors ``q``, ``k`` and ``v`` of a workload, in storage form and read-only.
+
+    The last set is kept, so that all kernels of a sweep get the same tensors for the price of one. Values depend on
+    the shape, type, distribution and seed alone, not on the number of threads.
+    """
+    w = workload
+    return _inputs(
+        (w.batch, w.heads, w.seq_q, w.head_dim),
+        (w.batch, w.kv_heads, w.seq_kv, w.head_dim),
+        w.dtype,
+        distribution,
+        seed,
+    )
+
+
+@lru_cache(maxsize=1)
+def _inputs(
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: Dtype, distribution: Distribution, seed: int
+) -> Mapping[str, Array]:
+    shapes = {"q": q_shape, "k": kv_shape, "v": kv_shape}
+    tensors = {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        values = _normal(shape, dtype, (seed, index), raw=distribution is not Distribution.NORMAL)
+        if distribution is not Distribution.NORMAL:
+            values = encode(_shaped(name, values.astype(np.float32), dtype, distribution), dtype)
+        values.flags.writeable = False
+        tensors[name] = values
+    return tensors
+
+
+def _shaped(name: str, values: NDArray[np.float32], dtype: Dtype, distribution: Distribution) -> NDArray[np.float32]:
+    """Standard normal values turned into those of another distribution."""
+    head_dim = values.shape[-1]
+    if distribution is Distribution.LARGE_LOGITS and name == "q":
+        values[..., ::2, 0] = 32.0
+        values[..., 1::2, 0] = -32.0
+    elif distribution is Distribution.LARGE_LOGITS and name == "k":
+        values[..., 0] = 120.0 * sqrt(head_dim) / 32.0
+    elif distribution is Distribution.DOMINANT_KEY and name == "q":
+        values *= 16.0
+    elif distribution is Distribution.TINY and name == "v":
+        unit = 2.0**-24 if dtype is Dtype.FP16 else 2.0**-120
+        np.abs(values, out=values)
+        values += 1.0
+        values *= 4.0 * unit
+        values[..., -1] = unit
+    return values
+
+
+def _normal(shape: tuple[int, ...], dtype: Dtype, key: tuple[int, int], *, raw: bool) -> Array:
+    """Standard normal values in storage form (``raw``: as fp32), chunk by chunk on all available cores."""
+    size = int(np.prod(shape, dtype=np.int64))
+    kept = Dtype.FP32 if raw else dtype
+    flat = np.empty(size, dtype=storage_dtype(kept))
+
+    def fill(chunk: int) -> None:
+        start = chunk * CHUNK
+        count = min(CHUNK, size - start)
+        generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence((*key, chunk))))
+        flat[start : start + count] = encode(generator.standard_normal(count, dtype=np.float32), kept)
+
+    chunks = range(-(-size // CHUNK))
+    threads = min(len(chunks), _available_cores())
+    if threads < 2:
+        for chunk in chunks:
+            fill(chunk)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, chunks))
+    return flat.reshape(shape)
+
+
+def _available_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,45 @@
+"""GitHub-flavoured Markdown: the same tables, ready for a README or an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attnprof.report.document import Column, Report, Row
+
+
+def render_markdown(report: Report) -> str:
+    """The whole report: each section's heading as a paragraph, its table, its notes as a list."""
+    columns = report.table_columns()
+    blocks: list[str] = []
+    for section in report.sections:
+        if section.heading:
+            blocks.append("  \n".join(_escape(line) for line in section.heading))
+        if section.rows:
+            blocks.append(_table(columns, [*section.rows, *([section.total] if section.total else [])], section.total))
+        if section.notes:
+            blocks.append("\n".join(f"- {_escape(note)}" for note in section.notes))
+    if report.summary:
+        blocks.append("  \n".join(_escape(line) for line in report.summary))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row], total: Row | None) -> str:
+    lines = [
+        _line(column.title for column in columns),
+        "|" + "|".join(" ---: " if column.align == "right" else " --- " for column in columns) + "|",
+    ]
+    for row in rows:
+        cells = ["" if row is total and column.value(row) is None else column.cell(row) for column in columns]
+        lines.append(_line(f"**{cell}**" if row is total and cell else _escape(cell) for cell in cells))
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    """Names stay as they are: no character of theirs starts a link, a code span, an emphasis or a new cell."""
+    for character in "\\`*_[]<|":
+        text = text.replace(character, "\\" + character)
+    return text.replace("\n", " ")

@@ -1,0 +1,130 @@
+"""What ``attnprof roofline`` shows: a row a kernel and workload, or a row a line of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnprof.model.devices import DeviceSpec
+from attnprof.report import units
+from attnprof.report.document import Column, Row, Section
+from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
+
+_BOUND = {"hbm": "cyan", "tensor": "magenta", "exp": "yellow", "fp32": "blue"}
+
+GPU = Column("gpu", "GPU", "the GPU that the row is about", align="left", show="never")
+
+COLUMNS: tuple[Column, ...] = (
+    GPU,
+    *WORKLOAD,
+    KERNEL,
+    Column("hbm_bytes", "HBM", "predicted HBM traffic, the sum of the ledger (B)", units.decimal_bytes),
+    Column("flops", "FLOP", "matrix work of the pass over the pairs that the mask allows (FLOP)", units.flops),
+    Column(
+        "arithmetic_intensity",
+        "FLOP/B",
+        "arithmetic intensity: FLOPs an HBM byte",
+        units.intensity,
+        csv="arithmetic_intensity_flop_per_byte",
+    ),
+    Column("bound", "Bound", "the unit that gives the roof time", align="left", styles=_BOUND),
+    Column("roof_time_s", "Roof", "no implementation of this ledger is faster (s)", units.time),
+    Column("predicted_time_s", "Predicted", "the roof, with imbalance and launches (s)", units.time),
+    Column("speedup_vs_naive", "vs naive", "roof time of naive over that of this kernel", units.ratio),
+    Column("footprint_bytes", "Memory", "device memory that the tensors take (B)", units.binary_bytes, show="never"),
+    Column("l2_resident", "In L2", "what fits the L2 cache: footprint, intermediates", align="left", show="never"),
+    replace(STATUS, show="never"),
+    REASON,
+    Column("unsupported", "Unsupported", "why the kernel cannot run this here", align="left", show="never"),
+)
+
+LEGEND = (
+    "HBM: predicted traffic, the sum of the ledger (--ledger shows it); GB is 1e9 bytes.",
+    "FLOP/B: FLOP an HBM byte; below the knee HBM binds, above it the tensor cores, or softmax if that is slower.",
+    "Roof: the longest of work / ceiling, added over the kernels launched; that ledger can't be run faster.",
+    "Predicted: the roof, with uneven work on the SMs and launches.",
+)
+
+
+def _binary(value: float) -> str:
+    return units.binary_bytes(value, digits=3)
+
+
+LEDGER_COLUMNS: tuple[Column, ...] = (
+    GPU,
+    *(replace(column, show="never") for column in (*WORKLOAD, KERNEL)),
+    Column("stage", "Stage", "the kernel launch that moves it", align="left"),
+    Column("tensor", "Tensor", "what is moved", align="left"),
+    Column("direction", "", "read or write", align="left"),
+    Column("bytes", "Bytes", "exact (B)", units.exact),
+    Column("bytes", "GB 1e9", "the same with a decimal prefix", units.decimal_bytes, in_csv=False),
+    Column("bytes", "GiB 2^30", "the same with a binary prefix", _binary, in_csv=False),
+    Column("bytes_per_head", "A head", "bytes / (batch x heads) (B)", _binary),
+    Column("share_pct", "Share", "part of the kernel's traffic (%)", units.percent),
+)
+
+
+def ledger_sections(rows: Sequence[Row], heading: tuple[str, ...]) -> tuple[Section, ...]:
+    """One table a roofline row: its ledger line by line, with the sum."""
+    return (Section(heading, ()), *(_ledger_section(row) for row in rows))
+
+
+def _ledger_section(row: Row) -> Section:
+    named = {column.key: row.get(column.key) for column in (GPU, *WORKLOAD, KERNEL)}
+    pairs = row["batch"] * row["heads"]
+    total = row["hbm_bytes"]
+
+    def line(bytes_moved: int, **names: str | None) -> dict[str, Any]:
+        share = 100 * bytes_moved / total if total else None
+        return {
+            **named,
+            **names,
+            "bytes": bytes_moved,
+            "bytes_per_head": bytes_moved / pairs if bytes_moved % pairs else bytes_moved // pairs,
+            "share_pct": share,
+        }
+
+    lines = [
+        line(entry["bytes"], stage=entry["stage"], tensor=entry["tensor"], direction=entry["direction"])
+        for entry in row["ledger"]
+    ]
+    return Section((_ledger_title(row),), lines, total=line(total, stage="sum", tensor=None, direction=None))
+
+
+def _ledger_title(row: Row) -> str:
+    length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']} queries, {row['seq_kv']} keys"
+    mask = " · causal" if row["causal"] else ""
+    return f"{row['kernel']} · length {length} · d {row['head_dim']} · {row['dtype']}{mask} · {row['gpu']}"
+
+
+def notes(rows: Sequence[Row], device: DeviceSpec) -> tuple[str, ...]:
+    """What a reader must know about single rows, each said once with the lengths it holds for."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for text in _row_notes(row, device):
+            found.setdefault(text, []).append(row_name(row, rows))
+    return tuple(f"{text}: {', '.join(dict.fromkeys(names))}" for text, names in found.items())
+
+
+def row_name(row: Row, rows: Sequence[Row]) -> str:
+    """``fa2 at 4096``, with whatever else tells it from the other rows."""
+    length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']}/{row['seq_kv']}"
+    others = [f"d {row['head_dim']}"] if len({r["head_dim"] for r in rows}) > 1 else []
+    others += [str(row["dtype"])] if len({r["dtype"] for r in rows}) > 1 else []
+    return " ".join([str(row["kernel"]), "at", length, *others])
+
+
+def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
+    texts: list[str] = []
+    if row["reason"]:
+        texts.append(f"Unknown roof ({row['reason']})")
+    if row["unsupported"]:
+        texts.append(f"Predicted from its ledger, but the kernel cannot run this ({row['unsupported']})")
+    if device.hbm_bytes is not None and row["footprint_bytes"] > device.hbm_bytes:
+        texts.append(f"Needs more memory than the {units.short_binary_bytes(device.hbm_bytes)} of this GPU")
+    if row["l2_resident"]:
+        what = "The tensors fit" if row["l2_resident"] == "footprint" else "S and P fit"
+        l2 = units.short_binary_bytes(device.l2_bytes)
+        texts.append(f"{what} the L2 cache of {l2}, so a run with a warm cache can beat the roof")
+    return texts

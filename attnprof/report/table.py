@@ -1,0 +1,140 @@
+"""Tables for terminals and text files.
+
+A table that does not fit the width is never squeezed: it becomes one block of ``name  value`` lines a row, so that no
+number and no header is ever cut.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnprof.report.document import Column, Report, Row, Section
+
+# Wide enough that Rich never wraps: whether the result fits is decided afterwards.
+_NATURAL_WIDTH = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TextStyle:
+    """How text may look: ``width`` in columns (None: as wide as it needs), colours, characters beyond ASCII."""
+
+    width: int | None = None
+    colour: bool = False
+    unicode: bool = True
+
+
+PLAIN = TextStyle()
+
+
+def render_table(report: Report, style: TextStyle = PLAIN) -> str:
+    """The whole report as text that ends in a newline."""
+    columns = report.table_columns()
+    blocks: list[str] = []
+    for section in report.sections:
+        lines = [line for text in section.heading for line in _wrap(text, style.width, _label_width(text))]
+        if section.rows:
+            lines += ["", *_table(columns, section, report.group_by, style)]
+        if section.notes:
+            lines += ["", *(line for note in section.notes for line in _wrap(note, style.width))]
+        blocks.append("\n".join(lines))
+    if report.summary:
+        blocks.append("\n".join(line for text in report.summary for line in _wrap(text, style.width)))
+    return "\n\n".join(block.strip("\n") for block in blocks if block.strip("\n")) + "\n"
+
+
+def _table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
+    plain = _rich_table(columns, section, group_by, TextStyle(None, False, style.unicode))
+    if style.width is not None and max(_cells(line) for line in plain) > style.width:
+        return _records(columns, section, style)
+    return _rich_table(columns, section, group_by, style) if style.colour else plain
+
+
+def _rich_table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD if style.unicode else box.ASCII2,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
+        show_footer=section.total is not None,
+    )
+    total = section.total
+    for column in columns:
+        footer = "" if total is None or column.value(total) is None else column.cell(total)
+        table.add_column(Text(column.title), Text(footer, style="bold"), justify=column.align, no_wrap=True)
+    breaks = _group_ends(section.rows, group_by)
+    for index, row in enumerate(section.rows):
+        cells = [Text(c.cell(row), style=c.styles.get(str(c.value(row)), "")) for c in columns]
+        table.add_row(*cells, end_section=index in breaks)
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=_NATURAL_WIDTH,
+        color_system="standard" if style.colour else None,
+        force_terminal=style.colour,
+        legacy_windows=False,
+        emoji=False,
+        markup=False,
+        highlight=False,
+        _environ={},
+    )
+    console.print(table)
+    return [line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n")]
+
+
+def _cells(line: str) -> int:
+    """Terminal cells that a line takes: a wide character takes two."""
+    from rich.cells import cell_len
+
+    return cell_len(line)
+
+
+def _group_ends(rows: Sequence[Row], group_by: str | None) -> set[int]:
+    """Where to draw a line: after each group, if the groups are larger than one row."""
+    if group_by is None:
+        return set()
+    ends = {i for i in range(len(rows) - 1) if rows[i].get(group_by) != rows[i + 1].get(group_by)}
+    return ends if len(ends) + 1 < len(rows) else set()
+
+
+def _records(columns: Sequence[Column], section: Section, style: TextStyle) -> list[str]:
+    label_width = max(len(column.title) for column in columns)
+    lines: list[str] = []
+    for row in [*section.rows, *([] if section.total is None else [section.total])]:
+        if lines:
+            lines.append("")
+        is_total = row is section.total
+        for column in columns:
+            if is_total and column.value(row) is None:
+                continue
+            lines += _wrap(f"{column.title:<{label_width}}  {column.cell(row)}", style.width, label_width + 2)
+    return lines
+
+
+def _label_width(line: str) -> int:
+    """Where the text of a ``Label     text`` line begins, so that what follows hangs under it."""
+    match = re.match(r"\S* {2,}", line)
+    return match.end() if match else 2
+
+
+def _wrap(text: str, width: int | None, indent: int = 2) -> list[str]:
+    """Break at spaces only: a name or a number is never cut, even where it alone is wider than the terminal."""
+    if width is None or len(text) <= width:
+        return [text]
+    return textwrap.wrap(
+        text,
+        max(width, indent + 8),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    ) or [""]

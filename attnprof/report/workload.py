@@ -1,0 +1,34 @@
+"""Columns that name the workload, the same in every command that has one."""
+
+from __future__ import annotations
+
+from attnprof.report import units
+from attnprof.report.document import Column
+
+WORKLOAD: tuple[Column, ...] = (
+    Column("seq_q", "Seq", "query length"),
+    Column(
+        "seq_kv",
+        "Keys",
+        "number of keys; shown where it differs from the query length",
+        show=lambda rows: any(row.get("seq_kv") != row.get("seq_q") for row in rows),
+    ),
+    Column("batch", "Batch", "batch size", show="varies"),
+    Column("heads", "Heads", "query heads", show="varies"),
+    Column("kv_heads", "KV heads", "KV heads", show="varies"),
+    Column("head_dim", "d", "head dimension", show="varies"),
+    Column("dtype", "Type", "element type", align="left", show="varies"),
+    Column("causal", "Causal", "causal mask, aligned to the last key", units.yes_no, align="left", show="varies"),
+    Column("pass", "Pass", "fwd or bwd", align="left", show="varies"),
+)
+
+KERNEL = Column("kernel", "Kernel", "the kernel's name", align="left")
+
+STATUS = Column(
+    "status",
+    "Status",
+    "ok, skipped, error or interrupted",
+    align="left",
+    styles={"ok": "green", "pass": "green", "error": "red", "fail": "bold red", "skipped": "yellow"},
+)
+REASON = Column("reason", "Reason", "why the status is not ok", align="left", show="never")
