@@ -42,6 +42,8 @@ class KernelSpec:
         demand_on: the demand on one device, for a kernel whose traffic depends on how much the device's caches and
             shared memory hold; ``demand`` then assumes that no re-read hits L2 and that the chip holds what the
             kernel keeps there.
+        plan_on: the plan for one architecture, for a kernel that has better variants on newer ones; ``plan`` is then
+            the one that runs on all.
     """
 
     name: str
@@ -58,10 +60,15 @@ class KernelSpec:
     rounds: tuple[RoundingPoint, ...]
     operation: Operation = "attention"
     demand_on: Callable[[Workload, DeviceSpec], Demand] | None = None
+    plan_on: Callable[[Workload, str], LaunchPlan] | None = None
 
     def demand_for(self, workload: Workload, device: DeviceSpec) -> Demand:
         """The demand on this device: ``demand_on`` where the kernel has it, else ``demand``."""
         return self.demand(workload) if self.demand_on is None else self.demand_on(workload, device)
+
+    def plan_for(self, workload: Workload, arch: str) -> LaunchPlan:
+        """The plan for this architecture: ``plan_on`` where the kernel has it, else ``plan``."""
+        return self.plan(workload) if self.plan_on is None else self.plan_on(workload, arch)
 
     def builds_on(self, arch: str) -> tuple[Build, ...]:
         """The variants that compile for an architecture."""

@@ -126,7 +126,7 @@ def _block_spec(name: str, number: int, rung: Rung, title: str, idea: str) -> Ke
             rereads_in_l2=rereads_hit_l2(workload, device.sm_count * _blocks_per_sm(workload), device.l2_bytes),
         )
 
-    def plan(workload: Workload, arch: str) -> LaunchPlan:  # noqa: ARG001 - the same on every architecture
+    def plan(workload: Workload) -> LaunchPlan:
         launch = Launch(
             stage=STAGE,
             build=_block_build(name, workload.dtype),
@@ -158,7 +158,8 @@ def _spec(
     *,
     demand: Callable[[Workload], Demand],
     demand_on: Callable[[Workload, DeviceSpec], Demand],
-    plan: Callable[[Workload, str], LaunchPlan],
+    plan: Callable[[Workload], LaunchPlan],
+    plan_on: Callable[[Workload, str], LaunchPlan] | None = None,
     builds: tuple[Build, ...],
 ) -> KernelSpec:
     return KernelSpec(
@@ -176,6 +177,7 @@ def _spec(
         rounds=("o",),
         operation="softmax",
         demand_on=demand_on,
+        plan_on=plan_on,
     )
 
 
@@ -314,7 +316,11 @@ def _fused_demand_on(workload: Workload, device: DeviceSpec) -> Demand:
     )
 
 
-def _fused_plan(workload: Workload, arch: str) -> LaunchPlan:
+def _fused_plan(workload: Workload) -> LaunchPlan:
+    return _fused_plan_on(workload, ARCHES[0])
+
+
+def _fused_plan_on(workload: Workload, arch: str) -> LaunchPlan:
     layout = fused_layout(workload, compute_capability(arch))
     columns = Scalar("i32", workload.seq_kv)
     # Only the warp kernel takes several rows a block, and so must know where they end.
@@ -361,6 +367,7 @@ SPECS = (
         demand=_fused_demand,
         demand_on=_fused_demand_on,
         plan=_fused_plan,
+        plan_on=_fused_plan_on,
         builds=tuple(_fused_builds()),
     ),
 )
