@@ -1,0 +1,92 @@
+"""The checklist: for each kernel, all that a compiler can tell, then all that a run can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attnprof.check.numerics import check_determinism, check_numerics
+from attnprof.check.resources import Compiler, check_resources
+from attnprof.check.rows import Check, CheckRow, CheckStatus
+from attnprof.check.workloads import full_set, small_set
+from attnprof.kernels.executor import Executor
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.workload import Pass
+
+NO_EXECUTOR = "needs a GPU or the emulator: there is neither"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What to check, and how thoroughly.
+
+    Attributes:
+        checks: the checks to run.
+        full: the full set of workloads or the small one; None: full on a GPU, small on the emulator.
+        determinism_runs: runs that must agree bit for bit.
+        seed: of the random inputs.
+        no_executor: the reason to give where there is nothing to run on.
+        progress: called with one line at each step.
+    """
+
+    checks: frozenset[Check] = frozenset(Check)
+    full: bool | None = None
+    determinism_runs: int = 50
+    seed: int = 0
+    no_executor: str = NO_EXECUTOR
+    progress: Callable[[str], None] = lambda _: None
+
+
+def run_checks(
+    specs: Sequence[KernelSpec], executor: Executor | None, compiler: Compiler, options: CheckOptions
+) -> Iterator[CheckRow]:
+    """Yield a row for each kernel, check and architecture, as it finishes.
+
+    Without an executor the checks that need one are rows of status ``skipped`` that say so. After a lost device
+    context, so are those that could no longer run.
+
+    Args:
+        specs: the kernels.
+        executor: where kernels run; None where there is nothing.
+        compiler: compiles for any architecture, no device needed.
+        options: what to check.
+    """
+    lost: str | None = None
+    for spec in specs:
+        for row in check_resources(spec, compiler, progress=options.progress):
+            if row.check in options.checks:
+                yield row
+        blocked = lost or _blocked(spec, executor, options)
+        for check in (Check.NUMERICS, Check.DETERMINISM):
+            if check not in options.checks:
+                continue
+            if executor is None or blocked is not None:
+                arch = executor.arch if executor else None
+                reason = blocked or options.no_executor
+                yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, arch, reason)
+                continue
+            for row in _run(check, spec, executor, options):
+                if row.context_lost:
+                    lost = blocked = f"context lost: {spec.name} crashed in {check}"
+                yield row
+
+
+def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptions) -> Iterator[CheckRow]:
+    if check is Check.DETERMINISM:
+        options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
+        yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
+        return
+    full = options.full if options.full is not None else executor.backend == "gpu"
+    cases = tuple(full_set() if full else small_set())
+    for row in check_numerics(spec, cases, executor, seed=options.seed, progress=options.progress):
+        yield row
+        if row.context_lost:
+            return
+
+
+def _blocked(spec: KernelSpec, executor: Executor | None, options: CheckOptions) -> str | None:
+    if executor is None:
+        return options.no_executor
+    if spec.direction is not Pass.FWD:
+        return "only forward kernels can be verified so far"
+    return spec.runs_on(executor.device.compute_capability)

@@ -1,0 +1,40 @@
+"""Options and fixtures for the whole suite."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu", action="store_true", help="fail where there is no GPU instead of skipping the tests marked gpu"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    problem = _gpu_problem()
+    if problem is None:
+        return
+    if config.getoption("--require-gpu"):
+        raise pytest.UsageError(f"--require-gpu: {problem}")
+    for item in gpu_items:
+        item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@cache
+def _gpu_problem() -> str | None:
+    """Why the tests marked gpu cannot run here, or None. Makes no CUDA context: tests fork and spawn."""
+    try:
+        from cupy.cuda import runtime
+    except ImportError as error:
+        return f"CuPy is missing ({error})"
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        return f"no GPU ({error})"
+    return None if count else "CUDA finds no GPU"
