@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -104,8 +106,8 @@ def make_key(parts: tuple[bytes | str | None, ...]) -> str:
     return digest.hexdigest()
 
 
-# Held for as long as the process lives: each removes its folder at exit.
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
+# The one temporary folder of this process, removed at exit.
+_temporary: list[Path] = []
 
 
 def _writable(folder: Path) -> Path:
@@ -116,13 +118,14 @@ def _writable(folder: Path) -> Path:
     except OSError as error:
         why = error.strerror or str(error)
     if not _temporary:
-        _temporary.append(tempfile.TemporaryDirectory(prefix="attnprof-"))
+        _temporary.append(Path(tempfile.mkdtemp(prefix="attnprof-")))
+        atexit.register(shutil.rmtree, _temporary[0], ignore_errors=True)
         _log.warning(
             "the kernel cache %s cannot be written (%s): compiling into a temporary one; set ATTNPROF_CACHE_DIR",
             folder,
             why,
         )
-    return Path(_temporary[0].name)
+    return _temporary[0]
 
 
 def _replace(path: Path, content: bytes) -> None:

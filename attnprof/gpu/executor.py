@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -71,7 +73,9 @@ class GpuExecutor:
         self._arch = arch
         self._native = native
         self._compiler = compiler
-        self._images = tempfile.TemporaryDirectory(prefix="attnprof-")
+        # CuPy loads images from files. They go when the executor does, or when the process ends.
+        self._images = Path(tempfile.mkdtemp(prefix="attnprof-"))
+        weakref.finalize(self, shutil.rmtree, self._images, ignore_errors=True)
         self._kernels: dict[tuple[str, str], Any] = {}
         self._lost: str | None = None
 
@@ -178,7 +182,7 @@ class GpuExecutor:
         digest = hashlib.sha256(compiled.image).hexdigest()
         key = (digest, launch.entry)
         if key not in self._kernels:
-            path = Path(self._images.name) / f"{digest}.{'cubin' if self._native else 'ptx'}"
+            path = self._images / f"{digest}.{'cubin' if self._native else 'ptx'}"
             if not path.exists():
                 path.write_bytes(compiled.image)
             try:

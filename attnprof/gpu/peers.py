@@ -330,7 +330,7 @@ def _randomise(block: Block) -> None:
     import numpy as np
     from cupy.cuda import runtime
 
-    data = np.random.default_rng(0).integers(0, 256, 64 * 2**20, np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, min(64 * 2**20, block.nbytes), np.uint8)
     runtime.memcpy(block.address, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
     filled = data.nbytes
     while filled < block.nbytes:

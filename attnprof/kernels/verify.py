@@ -35,7 +35,7 @@ ERROR_FACTOR = 2.0
 # the same keys, and the error of a row of 64 elements or more scatters by far less than this.
 ROW_FACTOR = 4.0
 # float64 work that a verification may spend: about a second on two cores.
-WORK_LIMIT_FLOPS = 8_000_000_000
+WORK_LIMIT_FLOPS = 16_000_000_000
 # Rows of a chunk when every row is checked, and when rows are sampled. Sampled chunks straddle tile edges.
 WHOLE_CHUNK, SAMPLED_CHUNK = 128, 8
 
@@ -126,7 +126,7 @@ def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) ->
         )
     starts = sorted({min(max(start, 0), max(w.seq_q - SAMPLED_CHUNK, 0)) for start in _interesting_starts(w.seq_q)})
     affordable = max(work_limit_flops // (cost_per_row * SAMPLED_CHUNK), 1)
-    heads = _spread(w.batch * w.heads, max(affordable // len(starts), 1))
+    heads = _spread(w.batch * w.heads, max(affordable // len(starts), 2))
     chunks = [
         Chunk(index // w.heads, index % w.heads, start, min(start + SAMPLED_CHUNK, w.seq_q))
         for index in heads

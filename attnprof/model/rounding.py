@@ -36,7 +36,7 @@ def encode(values: ArrayLike, dtype: Dtype) -> Storage:
         array = array.astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
         if dtype is Dtype.BF16:
-            return _bf16_bits(_to_odd_float32(array))
+            return _bf16_bits(array if array.dtype == np.float32 else _float32_for_bf16(array))
         return array.astype(storage_dtype(dtype))
 
 
@@ -58,14 +58,25 @@ def round_to(values: ArrayLike, dtype: Dtype) -> Float64:
     return decode(encode(values, dtype), dtype).astype(np.float64)
 
 
-def _to_odd_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+def _float32_for_bf16(array: Float64) -> NDArray[np.float32]:
+    """float32 values that round to the same bf16 as the float64 values do."""
+    # A bf16 significand ends at bit 45 of a float64: round there, and the conversion to float32 is exact or overflows.
+    bits = np.ascontiguousarray(array).view(np.uint64).reshape(array.shape)
+    rounded = (bits + (np.uint64(2**44 - 1) + ((bits >> np.uint64(45)) & np.uint64(1)))) & ~np.uint64(2**45 - 1)
+    result = rounded.view(np.float64).astype(np.float32)
+    # Subnormals have fewer bits, and adding to the payload of a NaN may carry out of it.
+    special = ~(np.abs(array) >= 2.0**-126) & (array != 0)
+    if special.any():
+        result[special] = _to_odd_float32(array[special])
+    return result
+
+
+def _to_odd_float32(array: Float64) -> NDArray[np.float32]:
     """To float32 by rounding to odd, so that a second rounding to fewer bits is as if it were the only one.
 
     Inexact results are cut towards zero and get a 1 in the last place (S. Boldo and G. Melquiond, "Emulation of FMA
     and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     """
-    if array.dtype == np.float32:
-        return array
     nearest = array.astype(np.float32)
     exact = nearest.astype(np.float64)
     inexact = (exact != array) & ~np.isnan(array)

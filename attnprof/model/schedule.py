@@ -10,8 +10,8 @@ from heapq import heapreplace
 
 from attnprof.model.demand import Schedule
 
-# Above so many unequal blocks the simulation gives way to Graham's bound, which is then within a few per cent of it.
-_MOST_SIMULATED_BLOCKS = 8192
+# Of so many unequal blocks only the last are placed one by one: the end is where an imbalance is made.
+_MOST_PLACED_BLOCKS = 2048
 
 
 def imbalance(schedule: Schedule, sm_count: int) -> float:
@@ -23,8 +23,9 @@ def imbalance(schedule: Schedule, sm_count: int) -> float:
     ceil(n / S) block times whether an SM holds one block or four. (Too few resident blocks may not fill the units
     of an SM; that is a loss the measurement shows, not one that the schedule predicts.)
 
-    Many unequal blocks take Graham's bound on list scheduling instead (R. L. Graham, "Bounds on Multiprocessing
-    Timing Anomalies", 1969): makespan ≤ total / S + (1 − 1/S) · largest.
+    The list schedule of n unequal blocks ends by total / S + (1 − 1/S) · largest at the latest (R. L. Graham, "Bounds
+    on Multiprocessing Timing Anomalies", 1969). Of thousands of them only the last 2048 are placed one by one, on SMs
+    that the others have kept busy equally long.
 
     Raises:
         ValueError: the runs of ``schedule.work`` don't add up to ``schedule.blocks``.
@@ -36,23 +37,25 @@ def imbalance(schedule: Schedule, sm_count: int) -> float:
     total = sum(count * work for count, work in runs)
     if total == 0:
         return 1.0
-    largest = max(work for count, work in runs if count)
     if len(runs) == 1:
-        makespan_times_sms = -(-blocks // sm_count) * largest * sm_count
-    elif sum(count % sm_count for count, _ in runs) > _MOST_SIMULATED_BLOCKS:
-        makespan_times_sms = total + (sm_count - 1) * largest
-    else:
-        makespan_times_sms = _list_schedule(runs, sm_count) * sm_count
-    return makespan_times_sms / total
+        return -(-blocks // sm_count) * sm_count / blocks
+    return _list_schedule(runs, sm_count) / total
 
 
 def _list_schedule(runs: tuple[tuple[int, int], ...], sm_count: int) -> int:
-    """When the last SM finishes, in units of relative work."""
+    """When the last SM finishes, times the number of SMs, in units of relative work."""
+    first = len(runs)
+    placed = 0
+    while first and placed <= _MOST_PLACED_BLOCKS:
+        first -= 1
+        placed += runs[first][0] % sm_count
+    # Everything is counted sm_count-fold, so that an equal share of the first blocks is a whole number.
+    everyone = sum(count * work for count, work in runs[:first])
     busy_until = [0] * sm_count
-    everyone = 0  # time added to every SM alike: a long run of equal blocks gives each SM the same number first
-    for count, work in runs:
+    for count, work in runs[first:]:
+        # A long run of equal blocks gives every SM the same number of them before the rest is placed.
         each, rest = divmod(count, sm_count)
-        everyone += each * work
+        everyone += each * work * sm_count
         for _ in range(rest):
-            heapreplace(busy_until, busy_until[0] + work)
+            heapreplace(busy_until, busy_until[0] + work * sm_count)
     return everyone + max(busy_until)

@@ -75,7 +75,6 @@ def test_an_unwritable_folder_costs_one_note(
     assert first.folder == second.folder
     first.store(KEY, ENTRY)
     assert second.load(KEY) == ENTRY
-    cache._temporary[0].cleanup()
 
 
 def test_a_cache_that_vanishes_costs_a_note_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
