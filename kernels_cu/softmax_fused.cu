@@ -7,7 +7,7 @@
 // Change from the previous rung: the second read is gone; the online pair (m, l) now merges lanes, warps and SMs.
 // Traffic: 1 read + 1 write of the matrix (PLACE_SHARED: the columns beyond the shared memory are read once more).
 // Tiles / threads / shared memory: CHUNKS 16-byte chunks a lane in registers, all loaded before the first is used, which
-//   keeps the memory busy (bytes in flight = bandwidth x latency). PLACE_WARP: 128 threads a block, 0 bytes. PLACE_BLOCK:
+//   keeps the memory busy (bytes in flight = bandwidth x latency). PLACE_WARP: MAX_THREADS threads a block, 0 bytes. PLACE_BLOCK:
 //   32 to MAX_THREADS threads, by the row's length; CLUSTER x MAX_THREADS / 4 bytes static. PLACE_SHARED: MAX_THREADS
 //   threads; 16 bytes a resident chunk, dynamic.
 // Limits: a row whose entries are all -inf gives NaN (-inf - (-inf)), as the definition and torch.softmax do; so does a
@@ -168,16 +168,15 @@ __device__ __forceinline__ int enter_cluster() {
 
 #if PLACE == PLACE_WARP
 
-constexpr int THREADS = 128;
 constexpr int EDGES = (MAX_EDGE + LANES - 1) / LANES;
 constexpr int ROWS_PER_LOAD = 32 / LANES;  // rows that one instruction of a warp touches
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
 softmax_fused_warp(const element* __restrict__ x,  // (rows, cols)
                    element* __restrict__ y,        // (rows, cols)
                    long long rows, int cols) {
     const int lane = threadIdx.x % 32;
-    const long long warp = static_cast<long long>(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
+    const long long warp = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     // Rows that are loaded by one instruction lie next to each other, so that a warp's access is contiguous.
     const long long first_row = warp * ROWS_PER_LOAD * ROWS + lane / LANES;
 

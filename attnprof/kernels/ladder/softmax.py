@@ -264,7 +264,7 @@ def _fused_build(dtype: Dtype, place: str, cluster: int = 1, **macros: int) -> B
 
 def _warp_build(dtype: Dtype, shape: tuple[int, int, int]) -> Build:
     lanes, rows, chunks = shape
-    return _fused_build(dtype, "WARP", LANES=lanes, ROWS=rows, CHUNKS=chunks)
+    return _fused_build(dtype, "WARP", LANES=lanes, ROWS=rows, CHUNKS=chunks, MAX_THREADS=WARP_KERNEL_THREADS)
 
 
 def _register_build(dtype: Dtype, cluster: int, threads: int) -> Build:
