@@ -1,0 +1,208 @@
+"""The ``fa2`` rung: FlashAttention-2, forward, on the tensor cores of sm_80 and later."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
+from attnprof.kernels.sources import kernels_dir
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.demand import Demand, Schedule
+from attnprof.model.dtypes import Dtype
+from attnprof.model.traffic import fused_demand, kv_blocks_visited
+from attnprof.model.workload import Pass, Workload
+
+FILE = kernels_dir() / "fa2.cu"
+DTYPES = (Dtype.FP16, Dtype.BF16)
+
+# Row and key indices inside a head are 32-bit.
+LENGTH_MAX = 2**30
+# Grid limits of every CUDA device: x is 2^31 - 1 and is no limit here, y and z are this.
+GRID_YZ_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A tile choice for one head dim: everything that a launch needs follows from it.
+
+    Attributes:
+        head_dim: 64 or 128.
+        block_q: queries a thread block owns.
+        block_kv: keys it works on at a time.
+        warps: warps a block, each with ``block_q / warps`` rows: a multiple of 16, best 32.
+        kv_stages: tiles of K and of V in shared memory at once, 1 or 2. With 2 the next tiles load during a whole step
+            and warps meet at one barrier a step instead of two.
+        q_in_registers: whether the fragments of Q stay in registers (head_dim / 4 of them a 32-row warp) or are read
+            from shared memory in every step.
+        blocks_per_sm: blocks that an SM's registers must hold; the compiler gets 65,536 / (blocks · threads) a thread.
+        rescale_log2: how far, in powers of two, a row maximum may grow before O is rescaled; below 0: always rescale.
+    """
+
+    head_dim: int
+    block_q: int = 128
+    block_kv: int = 64
+    warps: int = 4
+    kv_stages: int = 2
+    q_in_registers: bool = False
+    blocks_per_sm: int = 2
+    rescale_log2: float = 8.0
+
+    def build(self, dtype: Dtype, *, causal: bool, lse: bool = False) -> Build:
+        """The compilation for one element type, mask and output."""
+        macros = {
+            "HEAD_DIM": self.head_dim,
+            "CAUSAL": int(causal),
+            "WRITE_LSE": int(lse),
+            "BLOCK_Q": self.block_q,
+            "BLOCK_KV": self.block_kv,
+            "WARPS": self.warps,
+            "KV_STAGES": self.kv_stages,
+            "Q_IN_REGISTERS": int(self.q_in_registers),
+            "MIN_BLOCKS": self.blocks_per_sm,
+            "RESCALE_LOG2": f"{float(self.rescale_log2)}f",
+        }
+        return Build(
+            FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return 32 * self.warps
+
+    @property
+    def smem_bytes(self) -> int:
+        """The Q tile, through which O also leaves, and the stages of K and V."""
+        return (self.block_q + 2 * self.kv_stages * self.block_kv) * self.head_dim * 2
+
+
+# At most 96 KiB, so that one build serves every architecture (sm_86, sm_89 and sm_120 allow 99 KiB a block), and two
+# blocks share an H100 or H200 SM: one's softmax then overlaps the other's products.
+TILES: Mapping[int, Tiles] = {
+    64: Tiles(head_dim=64),
+    128: Tiles(head_dim=128),
+}
+
+
+def unsupported(workload: Workload) -> str | None:
+    """Why ``fa2`` cannot run this workload, or None."""
+    if workload.direction is not Pass.FWD:
+        return "fa2 computes the forward pass only"
+    if workload.dtype not in DTYPES:
+        return f"fa2 takes {' or '.join(DTYPES)}, not {workload.dtype}"
+    if workload.head_dim not in TILES:
+        return f"fa2 takes head dim {' or '.join(map(str, TILES))}, not {workload.head_dim}"
+    if max(workload.seq_q, workload.seq_kv) > LENGTH_MAX:
+        return f"fa2 takes lengths up to {LENGTH_MAX}"
+    if workload.batch * workload.heads > GRID_YZ_MAX**2:
+        return f"fa2 takes up to {GRID_YZ_MAX**2} heads over all batches"
+    return None
+
+
+def demand(workload: Workload) -> Demand:
+    """The ledger and the work of each unit: Q, K, V read once, O written once.
+
+    The log-sum-exp is not in it, because `plan` does not write it; with `plan_lse` 4 bytes a row come on top. The work
+    counts allowed pairs only; on the diagonal and at ragged edges the kernel multiplies whole tiles, and it evaluates
+    one exponential more a row whenever it rescales.
+    """
+    tiles = TILES.get(workload.head_dim)
+    if tiles is None or unsupported(workload) is not None:
+        return fused_demand(workload)
+    return fused_demand(workload, {"attention": _schedule(workload, tiles)})
+
+
+def plan(workload: Workload) -> LaunchPlan:
+    """Tensors and launches, with the tuned tiles and without the log-sum-exp, as inference runs it."""
+    return plan_with(workload, TILES[workload.head_dim])
+
+
+def plan_lse(workload: Workload) -> LaunchPlan:
+    """As `plan`, and the log-sum-exp is written too, as a forward that a backward follows."""
+    return plan_with(workload, TILES[workload.head_dim], lse=True)
+
+
+def plan_with(workload: Workload, tiles: Tiles, *, lse: bool = False) -> LaunchPlan:
+    """Tensors and launches with other tiles: for tuning and for tests."""
+    w = workload
+    query_shape = (w.batch, w.heads, w.seq_q, w.head_dim)
+    key_shape = (w.batch, w.kv_heads, w.seq_kv, w.head_dim)
+    tensors = [
+        TensorSpec("q", query_shape, w.dtype, "in"),
+        TensorSpec("k", key_shape, w.dtype, "in"),
+        TensorSpec("v", key_shape, w.dtype, "in"),
+        TensorSpec("o", query_shape, w.dtype, "out"),
+    ]
+    if lse:
+        tensors.append(TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "out"))
+    return LaunchPlan(
+        tensors=tuple(tensors),
+        launches=(
+            Launch(
+                stage="attention",
+                build=tiles.build(w.dtype, causal=w.causal, lse=lse),
+                entry="fa2_forward",
+                grid=_grid(w, tiles),
+                block=(tiles.threads, 1, 1),
+                smem_bytes=tiles.smem_bytes,
+                args=(
+                    *(Pointer(tensor.name) for tensor in tensors),
+                    Scalar("i32", w.seq_q),
+                    Scalar("i32", w.seq_kv),
+                    Scalar("i32", w.batch * w.heads),
+                    Scalar("i32", w.heads // w.kv_heads),
+                    # exp(scale · s) = 2^(scale · log2(e) · s), so the kernel needs this product only.
+                    Scalar("f32", w.scale * math.log2(math.e)),
+                ),
+            ),
+        ),
+    )
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _grid(workload: Workload, tiles: Tiles) -> Dim3:
+    """Query blocks, then heads of all batches over y and z, as evenly as it goes: the kernel skips the surplus."""
+    heads = workload.batch * workload.heads
+    layers = _ceil_div(heads, GRID_YZ_MAX)
+    return (_ceil_div(workload.seq_q, tiles.block_q), _ceil_div(heads, layers), layers)
+
+
+def _schedule(workload: Workload, tiles: Tiles) -> Schedule:
+    # Heads run one after another, each with its long blocks first. Listing all blocks longest first says the same of
+    # the end, where the imbalance is, in as many runs as one head has.
+    heads = workload.batch * workload.heads
+    x, y, z = _grid(workload, tiles)
+    steps = Counter(kv_blocks_visited(workload, tiles.block_q, tiles.block_kv))
+    steps_of_surplus = Counter({0: x * (y * z - heads)})
+    runs = Counter({size: count * heads for size, count in steps.items()}) + steps_of_surplus
+    work = tuple((count, size) for size, count in sorted(runs.items(), reverse=True))
+    return Schedule(blocks=x * y * z, blocks_per_sm=tiles.blocks_per_sm, work=work)
+
+
+SPECS = (
+    KernelSpec(
+        name="fa2",
+        rung=50,
+        title="FlashAttention-2: Q outside, K and V inside, O in registers",
+        idea="Keep a block of queries on chip and stream the keys past it: S and P never leave the chip, O is divided "
+        "and written once. What bounds it are the tensor cores, no longer HBM.",
+        file=FILE,
+        direction=Pass.FWD,
+        arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+        demand=demand,
+        unsupported=unsupported,
+        plan=plan,
+        builds=tuple(
+            tiles.build(dtype, causal=causal, lse=lse)
+            for tiles, dtype, causal, lse in product(TILES.values(), DTYPES, (False, True), (False, True))
+        ),
+        rounds=("p", "o"),
+    ),
+)
