@@ -16,7 +16,7 @@
 // References: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867, section 3.1;
 //   CUDA C++ Programming Guide, "Thread Block Clusters" and "Distributed Shared Memory".
 #include "common/cluster.cuh"
-#include "common/row.cuh"
+#include "common/matrix_row.cuh"
 #include "common/statistics.cuh"
 
 #define PLACE_WARP 0

@@ -8,7 +8,7 @@
 //   inf / inf = NaN; where every x is below -87.34 all exponentials flush to zero, and 0 / 0 = NaN. Only moderate
 //   logits come out right. Up to 2^30 columns; x and y at the same offset from a 16-byte boundary.
 // References: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867, algorithm 1.
-#include "common/row.cuh"
+#include "common/matrix_row.cuh"
 #include "common/statistics.cuh"
 
 #ifndef MAX_THREADS

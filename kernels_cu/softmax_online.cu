@@ -10,7 +10,7 @@
 //   row that holds NaN or +inf. Up to 2^30 columns; x and y at the same offset from a 16-byte boundary.
 // References: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867, algorithm 3 and
 //   section 3.1 (the merge as an associative operation).
-#include "common/row.cuh"
+#include "common/matrix_row.cuh"
 #include "common/statistics.cuh"
 
 #ifndef MAX_THREADS

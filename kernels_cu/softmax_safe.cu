@@ -8,7 +8,7 @@
 // Limits: a row whose entries are all -inf gives NaN (-inf - (-inf)), as the definition and torch.softmax do; so does a
 //   row that holds NaN or +inf. Up to 2^30 columns; x and y at the same offset from a 16-byte boundary.
 // References: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867, algorithm 2.
-#include "common/row.cuh"
+#include "common/matrix_row.cuh"
 #include "common/statistics.cuh"
 
 #ifndef MAX_THREADS

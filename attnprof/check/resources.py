@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
 
+from attnprof.check import softmax_workloads
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
@@ -61,9 +62,8 @@ def check_resources(
     spec: KernelSpec, compiler: Compiler, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[CheckRow]:
     """The rows ``compile``, ``spills``, ``shared-memory`` and ``occupancy`` for each architecture of a kernel."""
-    uses = _uses(spec)
     for arch in spec.arches:
-        yield from _arch_rows(spec, arch, compiler, uses, progress)
+        yield from _arch_rows(spec, arch, compiler, _uses(spec, arch), progress)
 
 
 def _arch_rows(
@@ -84,8 +84,9 @@ def _arch_rows(
         return CheckRow(spec.name, check, status, value, limit, unit, arch, detail)
 
     compiled: list[Compiled] = []
-    for number, build in enumerate(spec.builds, 1):
-        progress(f"{spec.name}: compiling for {arch}, {number} of {len(spec.builds)}")
+    builds = spec.builds_on(arch)
+    for number, build in enumerate(builds, 1):
+        progress(f"{spec.name}: compiling for {arch}, {number} of {len(builds)}")
         try:
             compiled.append(compiler.compile(build, arch))
         except EnvironmentProblem as error:
@@ -94,9 +95,9 @@ def _arch_rows(
             return
         except AttnprofError as error:
             detail = f"{_variant(build)}: {error.message}"
-            yield row(Check.COMPILE, CheckStatus.FAIL, number - 1, len(spec.builds), "variants", detail)
+            yield row(Check.COMPILE, CheckStatus.FAIL, number - 1, len(builds), "variants", detail)
             return
-    yield row(Check.COMPILE, CheckStatus.PASS, len(compiled), len(spec.builds), "variants", f"{len(compiled)} variants")
+    yield row(Check.COMPILE, CheckStatus.PASS, len(compiled), len(builds), "variants", f"{len(compiled)} variants")
 
     spills = _Worst()
     for each in compiled:
@@ -166,12 +167,20 @@ def _occupancy_row(
     return CheckRow(spec.name, Check.OCCUPANCY, status, blocks, needed, "blocks per SM", arch, where)
 
 
-def _uses(spec: KernelSpec) -> dict[tuple[Build, str], _Use]:
-    """Launches of every variant, found by planning workloads short and long with each type, head dim and mask."""
-    uses: dict[tuple[Build, str], _Use] = {}
+def _workloads(spec: KernelSpec) -> Iterator[Workload]:
+    """Short and long ones with each type, head dim and mask: between them they launch every variant."""
+    if spec.operation == "softmax":
+        yield from softmax_workloads.resource_set()
+        return
     choices = product((64, 1024, 40_000), (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
     for seq, head_dim, dtype, causal in choices:
-        workload = Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+        yield Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+
+
+def _uses(spec: KernelSpec, arch: str) -> dict[tuple[Build, str], _Use]:
+    """How every variant is launched on an architecture."""
+    uses: dict[tuple[Build, str], _Use] = {}
+    for workload in _workloads(spec):
         if spec.unsupported(workload) is not None:
             continue
         claims = {
@@ -179,7 +188,7 @@ def _uses(spec: KernelSpec) -> dict[tuple[Build, str], _Use]:
             for stage in spec.demand(workload).stages
             if stage.schedule is not None
         }
-        for launch in spec.plan(workload).launches:
+        for launch in spec.plan_for(workload, arch).launches:
             use = uses.setdefault((launch.build, launch.entry), _Use())
             use.threads = max(use.threads, launch.threads)
             use.smem_bytes = max(use.smem_bytes, launch.smem_bytes)

@@ -11,6 +11,7 @@ from typing import Literal
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec
+from attnprof.model.softmax_traffic import softmax_flops
 from attnprof.model.workload import Pass, Workload
 
 # Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the output O.
@@ -39,6 +40,7 @@ class KernelSpec:
         builds: every compiled variant, for the compile checks; `builds_on` picks those of an architecture.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
         operation: what it computes.
+        largest_logit: how far from 0 its logits may lie before its result is wrong; None where there is no limit.
         demand_on: the demand on one device, for a kernel whose traffic depends on how much the device's caches and
             shared memory hold; ``demand`` then assumes that no re-read hits L2 and that the chip holds what the
             kernel keeps there.
@@ -59,8 +61,13 @@ class KernelSpec:
     builds: tuple[Build, ...]
     rounds: tuple[RoundingPoint, ...]
     operation: Operation = "attention"
+    largest_logit: float | None = None
     demand_on: Callable[[Workload, DeviceSpec], Demand] | None = None
     plan_on: Callable[[Workload, str], LaunchPlan] | None = None
+
+    def flops(self, workload: Workload) -> int:
+        """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
+        return softmax_flops(workload) if self.operation == "softmax" else workload.flops
 
     def demand_for(self, workload: Workload, device: DeviceSpec) -> Demand:
         """The demand on this device: ``demand_on`` where the kernel has it, else ``demand``."""
@@ -90,6 +97,13 @@ class KernelSpec:
         needed = (int(match[1]), int(match[2]))
         fits = compute_capability == needed if match[3] else compute_capability >= needed
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def workload_label(workload: Workload, operation: Operation) -> str:
+    """A short name for progress lines: the workload's own, or ``1024 x 4096 fp16`` of a softmax's matrix."""
+    if operation == "softmax":
+        return f"{workload.rows} x {workload.seq_kv} {workload.dtype}"
+    return workload.label
 
 
 def compute_capability(arch: str) -> tuple[int, int]:

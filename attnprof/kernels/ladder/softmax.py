@@ -41,6 +41,9 @@ BLOCKS_PER_SM = THREADS_PER_SM // THREADS
 # Resident blocks an SM, at the architecture that has fewest.
 MAX_BLOCKS_PER_SM = 16
 
+# e^x overflows fp32 from 88.7 on; a row of 2^20 such exponentials has room for a sum below this.
+LARGEST_NAIVE_LOGIT = 74.0
+
 # softmax_fused.cu, rows in the registers of a warp: (lanes a row, rows at a time, chunks a lane), shortest rows first.
 WARP_SHAPES = ((8, 4, 1), (16, 4, 1), (32, 4, 1), (32, 2, 2), (32, 1, 4), (32, 1, 8))
 WARP_KERNEL_THREADS = 128
@@ -112,7 +115,9 @@ def _block_build(name: str, dtype: Dtype) -> Build:
     )
 
 
-def _block_spec(name: str, number: int, rung: Rung, title: str, idea: str) -> KernelSpec:
+def _block_spec(
+    name: str, number: int, rung: Rung, title: str, idea: str, largest_logit: float | None = None
+) -> KernelSpec:
     entry = name.replace("-", "_")
 
     def demand(workload: Workload) -> Demand:
@@ -147,6 +152,7 @@ def _block_spec(name: str, number: int, rung: Rung, title: str, idea: str) -> Ke
         demand_on=demand_on,
         plan=plan,
         builds=tuple(_block_build(name, dtype) for dtype in Dtype),
+        largest_logit=largest_logit,
     )
 
 
@@ -161,6 +167,7 @@ def _spec(
     plan: Callable[[Workload], LaunchPlan],
     plan_on: Callable[[Workload, str], LaunchPlan] | None = None,
     builds: tuple[Build, ...],
+    largest_logit: float | None = None,
 ) -> KernelSpec:
     return KernelSpec(
         name=name,
@@ -178,6 +185,7 @@ def _spec(
         operation="softmax",
         demand_on=demand_on,
         plan_on=plan_on,
+        largest_logit=largest_logit,
     )
 
 
@@ -344,6 +352,7 @@ SPECS = (
         NAIVE,
         "softmax by the definition, no maximum",
         "Exponentials are summed and divided as the formula stands; logits above 88 overflow, which is the lesson.",
+        LARGEST_NAIVE_LOGIT,
     ),
     _block_spec(
         "softmax-safe",
