@@ -6,12 +6,12 @@
 // Change from the previous rung: the softmax rungs normalise rows that already exist; here the products that make and
 //   use those rows come in, and with them N² elements that cross HBM four times.
 // Traffic: e bytes an element, a head: Q, K, V, O once (4·N·d·e) and S written, S read, P written, P read (4·N²·e).
-//   Under a causal mask only allowed pairs move, rounded up to the 16-byte vectors in which they move. Rows longer than
-//   ROW_MAX read S once more.
+//   Under a causal mask only allowed pairs move, rounded up to the 16-byte vectors in which they move. Rows longer
+//   than 1024 · 8 · ROW_VECTORS elements read S once more.
 // Tiles / threads / shared memory: scores: one block keeps SCORES_M rows of Q and walks along `key_tiles` tiles of
 //   SCORES_N keys, double buffered. output: one block owns OUTPUT_M rows of O and streams tiles of OUTPUT_K keys through
-//   OUTPUT_STAGES stages. Each warp computes a (WARP_M x 64) share with mma.sync m16n8k16. At the default tiles both use
-//   96 KiB and 128 threads, so two blocks fit an H100 or H200 SM. softmax: a block a row, 64 elements a thread.
+//   OUTPUT_STAGES stages. Each warp computes a (WARP_M x 64) share with mma.sync m16n8k16. At d 128 both take 96 KiB
+//   and 128 threads, so two blocks fit an H100 or H200 SM. softmax: a block a row, 8 · ROW_VECTORS elements a thread.
 // Limits: head dims 64 and 128; heads share K and V in equal groups; S and P rows are padded to `ld`, the next multiple
 //   of 8 elements. A score past the element type's range rounds to infinity (fp16: beyond 65504): -inf gets weight 0,
 //   +inf makes its row NaN, as in the textbook. Inside the tile on the diagonal a masked key has weight 0, and 0 times a
@@ -19,6 +19,7 @@
 // References: Dao et al., FlashAttention, arXiv:2205.14135, algorithm 0; PTX ISA, "Matrix fragments for mma.m16n8k16",
 //   "ldmatrix" and "cp.async".
 
+#include "common/row.cuh"
 #include "common/tile.cuh"
 
 #ifndef HEAD_DIM
@@ -28,7 +29,7 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "HEAD_DIM must be 64 or 128");
 static_assert(SCORES_M % SCORES_WARP_M == 0 && SCORES_N % 64 == 0, "whole warp tiles must cover the tile of scores");
 static_assert(OUTPUT_M % OUTPUT_WARP_M == 0, "whole warp tiles must cover the rows of O");
 static_assert(SCORES_WARP_M % 16 == 0 && OUTPUT_WARP_M % 16 == 0, "a warp tile is whole 16-row mma tiles");
-static_assert(OUTPUT_K == 32 || OUTPUT_K % 64 == 0, "OUTPUT_K must be 32 or a multiple of 64: the swizzle's row lengths");
+static_assert(OUTPUT_K == 32 || OUTPUT_K % 64 == 0, "OUTPUT_K must be 32 or a multiple of 64, as the swizzle asks");
 static_assert(OUTPUT_STAGES >= 2, "one stage is computed on while the others load");
 
 constexpr int row_chunks = HEAD_DIM / 8;  // 16-byte chunks in a row of Q, K, V or O
@@ -141,103 +142,8 @@ naive_scores(const element* __restrict__ q,  // (batch·heads, seq_q, HEAD_DIM)
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-constexpr float log2_e = 1.4426950408889634f;
-constexpr int row_vectors = 8;  // 16-byte vectors a thread holds: 64 elements in 32 registers
-
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-
-struct Max {
-    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Add {
-    __device__ float operator()(float a, float b) const { return a + b; }
-};
-
-// The same total in every thread, always added in the same order. `warp_totals` may not be in use by another reduction.
-template <typename Combine>
-__device__ __forceinline__ float block_reduce(float value, float identity, float (&warp_totals)[32], Combine combine) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        value = combine(value, __shfl_xor_sync(0xffffffff, value, offset));
-    }
-    const int warps = blockDim.x / 32;
-    if (warps == 1) {
-        return value;
-    }
-    if (threadIdx.x % 32 == 0) {
-        warp_totals[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    value = threadIdx.x % 32 < warps ? warp_totals[threadIdx.x % 32] : identity;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        value = combine(value, __shfl_xor_sync(0xffffffff, value, offset));
-    }
-    return value;
-}
-
-// Eight elements as four packed pairs.
-union Vector {
-    uint4 bits;
-    unsigned pairs[4];
-};
-
-// Vector `index` of a row, with -inf (weight 0) past the `allowed` elements that exist.
-__device__ __forceinline__ Vector load_row_vector(const element* row, int index, int allowed) {
-    const unsigned masked = pack2(minus_infinity(), minus_infinity());
-    Vector x;
-    x.bits = make_uint4(masked, masked, masked, masked);
-    const int left = allowed - index * 8;
-    if (left > 0) {
-        x.bits = load_16_streaming(row + index * 8);
-        if (left < 8) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const unsigned keep = left >= 2 * i + 2 ? 0xffffffff : left > 2 * i ? 0x0000ffff : 0;
-                x.pairs[i] = (x.pairs[i] & keep) | (masked & ~keep);
-            }
-        }
-    }
-    return x;
-}
-
-// The largest element: on packed pairs, at half the instructions of converting first.
-__device__ __forceinline__ unsigned max2(unsigned a, unsigned b) {
-    element2 larger = __hmax2(reinterpret_cast<element2&>(a), reinterpret_cast<element2&>(b));
-    return reinterpret_cast<unsigned&>(larger);
-}
-__device__ __forceinline__ unsigned max_pair(const Vector& x) {
-    return max2(max2(x.pairs[0], x.pairs[1]), max2(x.pairs[2], x.pairs[3]));
-}
-__device__ __forceinline__ float max_of(unsigned pair) {
-    const float2 values = unpack2(pair);
-    return fmaxf(values.x, values.y);
-}
-
-// exp(x - max) of a packed pair, with shift = max · log2(e).
-__device__ __forceinline__ float2 exp_pair(unsigned pair, float shift) {
-    const float2 x = unpack2(pair);
-    return make_float2(exp2_approx(fmaf(x.x, log2_e, -shift)), exp2_approx(fmaf(x.y, log2_e, -shift)));
-}
-__device__ __forceinline__ float sum_of_exp(const Vector& x, float shift) {
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 e = exp_pair(x.pairs[i], shift);
-        sum.x += e.x;
-        sum.y += e.y;
-    }
-    return sum.x + sum.y;
-}
-__device__ __forceinline__ uint4 normalised(const Vector& x, float shift, float inverse_sum) {
-    Vector p;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 e = exp_pair(x.pairs[i], shift);
-        p.pairs[i] = pack2(e.x * inverse_sum, e.y * inverse_sum);
-    }
-    return p.bits;
-}
+constexpr int row_vectors = ROW_VECTORS;  // 16-byte vectors of its row that a thread holds, packed in 4 registers each
+static_assert(row_vectors >= 1 && row_vectors <= 8, "ROW_VECTORS must be 1 to 8: 1024 threads leave 64 registers each");
 
 // The row and its length; the longest rows first.
 __device__ __forceinline__ element* row_of_block(element* s, int seq_q, int seq_kv, int ld, int causal, int& allowed) {
@@ -248,10 +154,10 @@ __device__ __forceinline__ element* row_of_block(element* s, int seq_q, int seq_
     return s + (head * seq_q + row) * ld;
 }
 
-// Rows of up to blockDim.x · 64 elements, held on chip. The row is kept as it came, packed, and each exponential is
-// computed twice: as fp32 a 32768-element row would fill half of an SM's registers and leave no second row to load
-// meanwhile. The exponentials still take less time than the bytes.
-extern "C" __global__ void __launch_bounds__(1024)
+// Rows of up to blockDim.x · row_vectors · 8 elements, held on chip. The row is kept as it came, packed, and each
+// exponential is computed twice: as fp32 a 32768-element row would fill half of an SM's registers and leave no second
+// row to load meanwhile. The exponentials still take less time than the bytes.
+extern "C" __global__ void __launch_bounds__(1024, row_vectors <= 4 ? 2 : 1)
 naive_softmax(element* s,  // (batch·heads, seq_q, ld): S comes in, P goes out
               int seq_q, int seq_kv, int ld, int causal) {
     __shared__ float warp_max_smem[32], warp_sum_smem[32];
@@ -262,7 +168,15 @@ naive_softmax(element* s,  // (batch·heads, seq_q, ld): S comes in, P goes out
     Vector x_rmem[row_vectors];
 #pragma unroll
     for (int i = 0; i < row_vectors; ++i) {
-        x_rmem[i] = load_row_vector(row, i * blockDim.x + threadIdx.x, allowed);
+        x_rmem[i] = load_row_vector(row, i * blockDim.x + threadIdx.x, vectors);
+    }
+    if (allowed % 8 != 0) {  // only now: a mask beside each load would wait for it before the next load goes out
+#pragma unroll
+        for (int i = 0; i < row_vectors; ++i) {
+            if (i * blockDim.x + threadIdx.x == vectors - 1) {
+                mask_row_tail(x_rmem[i], allowed % 8);
+            }
+        }
     }
     unsigned largest = max_pair(x_rmem[0]);
 #pragma unroll
@@ -300,7 +214,10 @@ naive_softmax_long(element* s,  // (batch·heads, seq_q, ld): S comes in, P goes
     float largest = minus_infinity(), sum = 0.0f;
 #pragma unroll 4
     for (int index = threadIdx.x; index < vectors; index += blockDim.x) {
-        const Vector x = load_row_vector(row, index, allowed);
+        Vector x = load_row_vector(row, index, vectors);
+        if (allowed - index * 8 < 8) {
+            mask_row_tail(x, allowed - index * 8);
+        }
         const float candidate = max_of(max_pair(x));
         if (candidate > largest) {
             sum *= exp2_approx((largest - candidate) * log2_e);
@@ -314,7 +231,10 @@ naive_softmax_long(element* s,  // (batch·heads, seq_q, ld): S comes in, P goes
     const float inverse_sum = 1.0f / block_reduce(sum, 0.0f, warp_sum_smem, Add());
 #pragma unroll 4
     for (int index = threadIdx.x; index < vectors; index += blockDim.x) {
-        const Vector x = load_row_vector(row, index, allowed);
+        Vector x = load_row_vector(row, index, vectors);
+        if (allowed - index * 8 < 8) {
+            mask_row_tail(x, allowed - index * 8);
+        }
         store_16_streaming(row + index * 8, normalised(x, row_max * log2_e, inverse_sum));
     }
 }

@@ -52,7 +52,7 @@ _FULL = (
     _Shape(65, 129, batch=2, heads=6, kv_heads=3),
     _Shape(129, 65, batch=2, heads=4, kv_heads=1),
     _Shape(1000, 1000, heads=3, kv_heads=1),
-    _Shape(2048, 2048, heads=4, kv_heads=4),
+    _Shape(2048, 2048, heads=1, kv_heads=1),
     *(_Shape(200, 200, distribution=distribution) for distribution in _UNUSUAL),
 )
 

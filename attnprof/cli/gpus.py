@@ -58,18 +58,25 @@ def ceiling_source(text: str) -> Source:
 
 
 def ceiling_lines(limits: Iterable[tuple[Dtype, Ceilings]], source: Source) -> tuple[str, ...]:
-    """One line an element type: each ceiling with its rate, and the knee."""
-    lines: list[str] = []
+    """Each ceiling with its rate, and the knee; one line for all element types that share them."""
+    dtypes: dict[tuple[object, ...], list[str]] = {}
+    shared: dict[tuple[object, ...], Ceilings] = {}
     for dtype, ceilings in limits:
-        parts = [_ceiling(ceiling.unit, ceiling.per_s, str(dtype)) for ceiling in ceilings.known]
-        other = {c.source for c in ceilings.known if c.source != source}
-        knee = ceilings.knee_flops_per_byte
-        if knee is not None:
-            parts.append(f"knee {units.short(knee, 'FLOP/B')}")
-        parts += [f"no {unit} ceiling ({reason})" for unit, reason in ceilings.missing]
-        stood_in = f", {', '.join(sorted(other))} where that is unknown" if other else ""
-        lines.append(labelled("Ceilings", f"{source}{stood_in}: {' · '.join(parts)}"))
-    return tuple(lines)
+        key = (tuple(ceiling.per_s for ceiling in ceilings.known), ceilings.missing)
+        dtypes.setdefault(key, []).append(str(dtype))
+        shared.setdefault(key, ceilings)
+    return tuple(_ceiling_line(ceilings, "/".join(dtypes[key]), source) for key, ceilings in shared.items())
+
+
+def _ceiling_line(ceilings: Ceilings, dtypes: str, source: Source) -> str:
+    parts = [_ceiling(ceiling.unit, ceiling.per_s, dtypes) for ceiling in ceilings.known]
+    knee = ceilings.knee_flops_per_byte
+    if knee is not None:
+        parts.append(f"knee {units.short(knee, 'FLOP/B')}")
+    parts += [f"no {unit} ceiling ({reason})" for unit, reason in ceilings.missing]
+    others = sorted({ceiling.source for ceiling in ceilings.known if ceiling.source != source})
+    stood_in = f", {', '.join(others)} where that is unknown" if others else ""
+    return labelled("Ceilings", f"{source}{stood_in}: {' · '.join(parts)}")
 
 
 def device_lines(target: Target) -> tuple[str, str]:

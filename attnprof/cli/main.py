@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NoReturn
 
 import typer
 
 from attnprof import __version__
-from attnprof.cli.command import Command, commands
+from attnprof.cli import command
 from attnprof.cli.environment import Environment, silence
 from attnprof.cli.exits import ExitCode
+from attnprof.cli.plain import PlainCommand, PlainGroup
 from attnprof.model.errors import AttnprofError
 
 # Typer vendors Click from some version on; its error classes are reached the same way in either.
-_ClickUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
@@ -31,9 +31,8 @@ def main(arguments: Sequence[str] | None = None, environment: Environment | None
 
 def run(arguments: Sequence[str], environment: Environment) -> int:
     """Run the command line and return its exit code."""
-    known = commands()
     try:
-        code = _app(known)(
+        code = _app(arguments)(
             args=list(arguments) or ["--help"], prog_name="attnprof", obj=environment, standalone_mode=False
         )
         return code if isinstance(code, int) else ExitCode.OK
@@ -41,7 +40,7 @@ def run(arguments: Sequence[str], environment: Environment) -> int:
         _report(environment, problem.message, problem.hint)
         return ExitCode.USAGE
     except _ClickError as problem:
-        _report(environment, *_usage(problem, arguments, known))
+        _report(environment, *_usage(problem, _named(arguments)))
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         _report(environment, "interrupted", None)
@@ -51,20 +50,44 @@ def run(arguments: Sequence[str], environment: Environment) -> int:
         return ExitCode.OK
 
 
-def _app(known: Sequence[Command]) -> typer.Typer:
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """What parses these arguments: only the command that they name is built; without one, a list of all."""
+    name = _named(arguments)
+    if name is not None:
+        chosen = command.load(name)
+        return _typer({name: chosen}, {name: chosen.run})
+    known = command.load_all()
+    return _typer(known, dict.fromkeys(known, _listed_only))
+
+
+def _named(arguments: Sequence[str]) -> str | None:
+    """The command among the arguments."""
+    typed = next((argument for argument in arguments if not argument.startswith("-")), None)
+    return typed if typed in command.names() else None
+
+
+def _typer(known: Mapping[str, command.Command], functions: Mapping[str, Callable[..., int]]) -> typer.Typer:
     # Without Rich markup Typer does not import Rich for its help: 1.07 instead of 2.2 times `import typer, rich`.
     app = typer.Typer(
+        cls=PlainGroup,
         rich_markup_mode=None,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         help="Predict what an attention kernel must cost on a GPU, run it, and explain the gap.",
-        epilog=f"For example: {known[0].example}",
+        epilog=f"For example: {next(iter(known.values())).example}",
     )
     app.callback()(_options)
-    for command in known:
-        app.command(command.name, epilog=f"For example: {command.example}")(command.run)
+    for name, each in known.items():
+        app.command(name, cls=PlainCommand, help=each.run.__doc__, epilog=f"For example: {each.example}")(
+            functions[name]
+        )
     return app
+
+
+def _listed_only() -> int:
+    """A command in the list of all: its own function would have its options built, for nothing."""
+    raise NotImplementedError
 
 
 def _version(context: typer.Context, wanted: bool) -> None:
@@ -87,14 +110,13 @@ def _report(environment: Environment, message: str, hint: str | None) -> None:
         environment.err(f"hint: {_one_line(hint)}")
 
 
-def _usage(problem: Exception, arguments: Sequence[str], known: Sequence[Command]) -> tuple[str, str]:
+def _usage(problem: Exception, name: str | None) -> tuple[str, str]:
     """Click's message, and what to type instead."""
     message = problem.format_message() if isinstance(problem, _ClickError) else str(problem)  # type: ignore[attr-defined]
-    typed = next((argument for argument in arguments if not argument.startswith("-")), None)
-    command = next((command for command in known if command.name == typed), None)
-    if command is None:
-        return message, f"choose from {', '.join(command.name for command in known)}; for example: {known[0].example}"
-    return message, f"attnprof {command.name} --help lists what is allowed; for example: {command.example}"
+    if name is None:
+        known = command.load_all()
+        return message, f"choose from {', '.join(known)}; for example: {next(iter(known.values())).example}"
+    return message, f"attnprof {name} --help lists what is allowed; for example: {command.load(name).example}"
 
 
 def _one_line(text: str) -> str:

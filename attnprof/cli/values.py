@@ -101,6 +101,15 @@ def seconds(text: str, option: str, *, example: str = "0.5") -> float:
     return value
 
 
+def whole(text: str, option: str, *, example: str = "0") -> int:
+    """A whole number from 0 to 2^63 − 1."""
+    if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or int(text) >= 2**63:
+        raise UsageError(
+            f"{option} {text!r} is not a whole number from 0 to 2^63 - 1", f"for example: {option} {example}"
+        )
+    return int(text)
+
+
 def kernel_names(texts: Iterable[str]) -> tuple[str, ...]:
     """Kernel names and files. A comma separates them, unless the whole text is a file's name."""
     names: list[str] = []

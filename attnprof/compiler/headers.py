@@ -44,17 +44,17 @@ def cuda_headers(nvrtc_major: int) -> Headers:
 
 def find_headers(nvrtc_major: int, environ: Mapping[str, str]) -> Headers:
     """As :func:`cuda_headers`, for a given environment."""
-    tried: list[Path] = []
+    folders: list[Path] = []
     for runtime, cccl in _candidates(environ):
-        if runtime in tried:
-            continue
-        tried.append(runtime)
         if (runtime / _PROBE).is_file():
-            folders = [runtime]
-            for folder in (cccl, runtime / "cccl"):
-                if folder is not None and folder.is_dir() and folder not in folders:
-                    folders.append(folder)
-            return Headers(tuple(folders), _signature(runtime))
+            # Later candidates come last on the search path: they only serve for what the first one lacks, as when
+            # PyTorch has brought some of the header wheels and a system toolkit has the rest.
+            found = (runtime, cccl, runtime / "cccl")
+            folders += [
+                folder for folder in dict.fromkeys(found) if folder and folder.is_dir() and folder not in folders
+            ]
+    if folders:
+        return Headers(tuple(folders), _signature(folders))
     variables = [f"{name}={environ[name]}" for name in ("CUDA_PATH", "CUDA_HOME") if environ.get(name)]
     why = f" ({', '.join(variables)} holds no include/{_PROBE})" if variables else ""
     raise EnvironmentProblem(f"{_PROBE} is missing: no CUDA headers found{why}", install_hint(_PROBE, nvrtc_major))
@@ -103,14 +103,14 @@ def _pathfinder(piece: str) -> Path | None:
     return Path(found) if found else None
 
 
-def _signature(runtime: Path) -> str:
-    """Size and modification time of the headers that kernels use most: cheap, and different after an upgrade."""
-    marks = []
+def _signature(folders: list[Path]) -> str:
+    """The folders, and size and time of the headers that kernels use most: cheap, and different after an upgrade."""
+    marks = [str(folder) for folder in folders]
     for name in ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.hpp"):
         try:
-            status = (runtime / name).stat()
+            status = (folders[0] / name).stat()
         except OSError:
             marks.append(f"{name}:none")
         else:
             marks.append(f"{name}:{status.st_size}:{status.st_mtime_ns}")
-    return f"{runtime}|{'|'.join(marks)}"
+    return "|".join(marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ def free_bytes() -> int:
     cupy.get_default_memory_pool().free_all_blocks()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
+        # The tensors of a peer that failed can hang in the cycles of its traceback.
+        gc.collect()
         torch.cuda.empty_cache()
     free, _ = cupy.cuda.runtime.memGetInfo()
     return int(free)

@@ -25,7 +25,9 @@ _SDPA_BACKENDS = {
     "torch-efficient": "EFFICIENT_ATTENTION",
     "torch-math": "MATH",
 }
-PEERS: tuple[str, ...] = ("copy", "matmul", *_SDPA_BACKENDS)
+# Those that compute the workload, which its FLOPs can be divided by; the others measure a ceiling.
+ATTENTION_PEERS: tuple[str, ...] = tuple(_SDPA_BACKENDS)
+PEERS: tuple[str, ...] = ("copy", "matmul", *ATTENTION_PEERS)
 
 _COPY_BYTES = 2**30
 _MATMUL_SIZE = 8192

@@ -35,6 +35,10 @@ class Work(Protocol):
 class Queue(Protocol):
     """The stream that the work goes to, as far as the timer needs it; tests simulate one."""
 
+    def begin(self) -> None:
+        """Start a sample: the marks of the last one are no longer needed."""
+        ...
+
     def mark(self) -> Any:
         """Enqueue an event."""
         ...
@@ -62,12 +66,23 @@ class CudaQueue:
     def __init__(self, stream: Any, l2_bytes: int) -> None:
         self.stream = stream
         self._buffer = Block(2 * l2_bytes)
+        # Events are kept and used again: making one takes longer than recording it, and destroying one after the
+        # context was lost raises.
+        self._events: list[Any] = []
+        self._marks = 0
+
+    def begin(self) -> None:
+        """As `Queue.begin`."""
+        self._marks = 0
 
     def mark(self) -> Any:
         """As `Queue.mark`."""
         import cupy
 
-        event = cupy.cuda.Event()
+        if self._marks == len(self._events):
+            self._events.append(cupy.cuda.Event())
+        event = self._events[self._marks]
+        self._marks += 1
         event.record(self.stream)
         return event
 
@@ -124,6 +139,7 @@ class Stopwatch:
     def _cold(self, launches: int) -> Sample:
         queue = self._queue
         while True:
+            queue.begin()
             starved = False
             marks = []
             # The first launch finds an idle device: two more flushes give the host its head start.
@@ -151,6 +167,7 @@ class Stopwatch:
         enqueue_batch, enqueue_rest = self._repeat(batch), self._repeat(rest) if rest else None
         enqueue_lead = self._repeat(self._lead_launches())
         enqueue_lead()
+        queue.begin()
         start = queue.mark()
         for _ in range(whole):
             enqueue_batch()
@@ -165,6 +182,7 @@ class Stopwatch:
         """Launches that keep the device busy for `_LEAD_S`, as a power of two so that few graphs are needed."""
         queue = self._queue
         if self._last_s is None:
+            queue.begin()
             start = queue.mark()
             self._work.enqueue()
             stop = queue.mark()

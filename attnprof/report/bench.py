@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.report import units
 from attnprof.report.document import Column, Row
 from attnprof.report.roofline import COLUMNS as PREDICTED
-from attnprof.report.roofline import row_name
+from attnprof.report.roofline import row_names
 from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
 
 
@@ -73,17 +73,16 @@ LEGEND = (
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """Why rows are not ``ok``, why peers have no time, and the warnings: each said once, with the rows it is about."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Row]] = {}
     for row in rows:
-        name = row_name(row, rows)
         if row["status"] != "ok":
-            found.setdefault(f"{row['status']}: {row['reason']}", []).append(name)
+            found.setdefault(f"{row['status']}: {row['reason']}", []).append(row)
         for peer, result in row["peers"].items():
             if result["reason"] and row["status"] == "ok":
-                found.setdefault(f"no time of {peer}: {result['reason']}", []).append(name)
+                found.setdefault(f"no time of {peer}: {result['reason']}", []).append(row)
         for warning in row["warnings"]:
-            found.setdefault(f"{warning['message']} ({warning['advice']})", []).append(name)
-    return tuple(f"{', '.join(names)}: {text}" for text, names in found.items())
+            found.setdefault(f"{warning['message']} ({warning['advice']})", []).append(row)
+    return tuple(f"{row_names(about, rows)}: {text}" for text, about in found.items())
 
 
 def live_line(row: Mapping[str, Any]) -> str:

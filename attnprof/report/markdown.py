@@ -13,7 +13,7 @@ def render_markdown(report: Report) -> str:
     blocks: list[str] = []
     for section in report.sections:
         if section.heading:
-            blocks.append("  \n".join(_escape(line) for line in section.heading))
+            blocks.append("  \n".join(_escape(" ".join(line.split())) for line in section.heading))
         if section.rows:
             blocks.append(_table(columns, [*section.rows, *([section.total] if section.total else [])], section.total))
         if section.notes:

@@ -99,20 +99,25 @@ def _ledger_title(row: Row) -> str:
 
 
 def notes(rows: Sequence[Row], device: DeviceSpec) -> tuple[str, ...]:
-    """What a reader must know about single rows, each said once with the lengths it holds for."""
-    found: dict[str, list[str]] = {}
+    """What a reader must know about single rows, each said once with the rows it holds for."""
+    found: dict[str, list[Row]] = {}
     for row in rows:
         for text in _row_notes(row, device):
-            found.setdefault(text, []).append(row_name(row, rows))
-    return tuple(f"{text}: {', '.join(dict.fromkeys(names))}" for text, names in found.items())
+            found.setdefault(text, []).append(row)
+    return tuple(f"{text}: {row_names(about, rows)}" for text, about in found.items())
 
 
-def row_name(row: Row, rows: Sequence[Row]) -> str:
-    """``fa2 at 4096``, with whatever else tells it from the other rows."""
-    length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']}/{row['seq_kv']}"
-    others = [f"d {row['head_dim']}"] if len({r["head_dim"] for r in rows}) > 1 else []
-    others += [str(row["dtype"])] if len({r["dtype"] for r in rows}) > 1 else []
-    return " ".join([str(row["kernel"]), "at", length, *others])
+def row_names(about: Sequence[Row], rows: Sequence[Row]) -> str:
+    """``naive at 1024, 2048; fa2 at 1024``, with whatever else tells these rows from the others."""
+    if len(about) == len(rows) > 1:
+        return "all rows"
+    lengths: dict[tuple[str, ...], list[str]] = {}
+    for row in about:
+        others = [f"d {row['head_dim']}"] if len({r["head_dim"] for r in rows}) > 1 else []
+        others += [str(row["dtype"])] if len({r["dtype"] for r in rows}) > 1 else []
+        length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']}/{row['seq_kv']}"
+        lengths.setdefault((str(row["kernel"]), *others), []).append(length)
+    return "; ".join(f"{' '.join(name)} at {', '.join(dict.fromkeys(at))}" for name, at in lengths.items())
 
 
 def _row_notes(row: Row, device: DeviceSpec) -> list[str]:

@@ -16,6 +16,7 @@ from attnprof.report.document import Column, Report, Row, Section
 
 # Wide enough that Rich never wraps: whether the result fits is decided afterwards.
 _NATURAL_WIDTH = 100_000
+_GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +48,55 @@ def render_table(report: Report, style: TextStyle = PLAIN) -> str:
 
 
 def _table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
-    plain = _rich_table(columns, section, group_by, TextStyle(None, False, style.unicode))
+    plain = _plain_table(columns, section, group_by, style)
     if style.width is not None and max(_cells(line) for line in plain) > style.width:
         return _records(columns, section, style)
-    return _rich_table(columns, section, group_by, style) if style.colour else plain
+    # Importing Rich and rendering with it takes half as long as all the rest: only where there are colours to show.
+    return _rich_table(columns, section, group_by) if style.colour else plain
 
 
-def _rich_table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
+def _plain_table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
+    titles = [column.title for column in columns]
+    body = [[column.cell(row) for column in columns] for row in section.rows]
+    footer = _footer(columns, section)
+    widths = [max(map(_cells, cells)) for cells in zip(*[titles, *body, *([footer] if footer else [])], strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        gaps = [" " * (width - _cells(cell)) for cell, width in zip(cells, widths, strict=True)]
+        placed = (
+            gap + cell if column.align == "right" else cell + gap
+            for column, cell, gap in zip(columns, cells, gaps, strict=True)
+        )
+        return _GAP.join(placed).rstrip()
+
+    rule = ("─" if style.unicode else "-") * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    breaks = _group_ends(section.rows, group_by)
+    lines = [line(titles), rule]
+    for index, cells in enumerate(body):
+        lines.append(line(cells))
+        if index in breaks:
+            lines.append("")
+    return [*lines, "", line(footer)] if footer else lines
+
+
+def _rich_table(columns: Sequence[Column], section: Section, group_by: str | None) -> list[str]:
+    """The same table in colours."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    footer = _footer(columns, section)
     table = Table(
-        box=box.SIMPLE_HEAD if style.unicode else box.ASCII2,
+        box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
         header_style="bold",
-        show_footer=section.total is not None,
+        show_footer=bool(footer),
     )
-    total = section.total
-    for column in columns:
-        footer = "" if total is None or column.value(total) is None else column.cell(total)
-        table.add_column(Text(column.title), Text(footer, style="bold"), justify=column.align, no_wrap=True)
+    for column, total in zip(columns, footer or [""] * len(columns), strict=True):
+        table.add_column(Text(column.title), Text(total, style="bold"), justify=column.align, no_wrap=True)
     breaks = _group_ends(section.rows, group_by)
     for index, row in enumerate(section.rows):
         cells = [Text(c.cell(row), style=c.styles.get(str(c.value(row)), "")) for c in columns]
@@ -79,8 +105,8 @@ def _rich_table(columns: Sequence[Column], section: Section, group_by: str | Non
     console = Console(
         file=stream,
         width=_NATURAL_WIDTH,
-        color_system="standard" if style.colour else None,
-        force_terminal=style.colour,
+        color_system="standard",
+        force_terminal=True,
         legacy_windows=False,
         emoji=False,
         markup=False,
@@ -91,11 +117,20 @@ def _rich_table(columns: Sequence[Column], section: Section, group_by: str | Non
     return [line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n")]
 
 
-def _cells(line: str) -> int:
-    """Terminal cells that a line takes: a wide character takes two."""
-    from rich.cells import cell_len
+def _footer(columns: Sequence[Column], section: Section) -> list[str]:
+    total = section.total
+    if total is None:
+        return []
+    return ["" if column.value(total) is None else column.cell(total) for column in columns]
 
-    return cell_len(line)
+
+def _cells(text: str) -> int:
+    """Terminal cells that a text takes: a wide character takes two."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _group_ends(rows: Sequence[Row], group_by: str | None) -> set[int]:

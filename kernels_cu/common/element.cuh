@@ -42,7 +42,8 @@ __device__ __forceinline__ float2 unpack2(unsigned pair) {
 #if ELEMENT == ELEMENT_FP16
     return __half22float2(reinterpret_cast<__half2&>(pair));
 #else
-    return __bfloat1622float2(reinterpret_cast<__nv_bfloat162&>(pair));
+    // A bf16 is the upper half of an fp32. In integers: through the header's 16-bit halves ptxas splits every register.
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
 #endif
 }
 #endif  // ELEMENT != ELEMENT_FP32

@@ -131,4 +131,4 @@ def _report(specs: list[DeviceSpec], sections: list[Section], *, reason: str | N
     return Report("device", view.DETAIL_COLUMNS, tuple(sections), fields=fields)
 
 
-COMMAND = Command("device", device, order=50, example="attnprof device --gpu H200")
+COMMAND = Command(device, order=50, example="attnprof device --gpu H200")

@@ -68,4 +68,4 @@ def _short(file: Path) -> str:
     return os.fspath(file)
 
 
-COMMAND = Command("kernels", kernels, order=60, example="attnprof kernels --json")
+COMMAND = Command(kernels, order=60, example="attnprof kernels --json")

@@ -127,4 +127,4 @@ def _speedup(naive: Roofline, roof: Roofline) -> float | None:
     return naive.time_s / roof.time_s if naive.time_s is not None and roof.time_s else None
 
 
-COMMAND = Command("roofline", roofline, order=10, example="attnprof roofline --seq 32768 --gpu H200")
+COMMAND = Command(roofline, order=10, example="attnprof roofline --seq 32768 --gpu H200")

@@ -20,10 +20,8 @@ FILE = kernels_dir() / "naive.cu"
 VECTOR = 8
 # A warp's share of a tile is this many columns wide (kernels_cu/common/tile.cuh).
 WARP_COLUMNS = 64
-# naive_softmax: vectors that one thread holds, and the most threads of a block; longer rows take naive_softmax_long.
-ROW_VECTORS = 8
+# The most threads of a softmax block.
 MOST_THREADS = 1024
-ROW_MAX = MOST_THREADS * ROW_VECTORS * VECTOR
 # Indices inside a head are 32-bit, and so is the flat grid.
 LENGTH_MAX = 2**30
 GRID_MAX = 2**31 - 1
@@ -42,6 +40,7 @@ class Tiles:
         output_stages: tiles of P and V in shared memory at once.
         output_warp_m: rows of O that one warp computes, 64 columns wide.
         output_blocks: blocks of the output kernel that an SM's registers must hold.
+        row_vectors: 16-byte vectors of a row that one softmax thread holds.
     """
 
     head_dim: int
@@ -54,6 +53,7 @@ class Tiles:
     output_stages: int = 3
     output_warp_m: int = 64
     output_blocks: int = 2
+    row_vectors: int = 8
 
     def defines(self, dtype: Dtype) -> tuple[tuple[str, str], ...]:
         """The macros of the build."""
@@ -68,6 +68,7 @@ class Tiles:
             "OUTPUT_STAGES": self.output_stages,
             "OUTPUT_WARP_M": self.output_warp_m,
             "OUTPUT_BLOCKS": self.output_blocks,
+            "ROW_VECTORS": self.row_vectors,
         }
         return (("ELEMENT", f"ELEMENT_{dtype.name}"), *((macro, str(size)) for macro, size in sizes.items()))
 
@@ -94,6 +95,16 @@ class Tiles:
     def output_smem_bytes(self) -> int:
         """The stages, each a tile of P and one of V."""
         return self.output_stages * self.output_k * (self.output_m + self.head_dim) * 2
+
+    @property
+    def row_max(self) -> int:
+        """The longest row that softmax holds on chip; longer ones take ``naive_softmax_long`` and read S twice."""
+        return MOST_THREADS * self.row_vectors * VECTOR
+
+    def softmax_threads(self, workload: Workload) -> int:
+        """Just enough whole warps to hold the longest row."""
+        threads = _ceil_div(_ceil_div(workload.seq_kv, VECTOR), self.row_vectors)
+        return min(MOST_THREADS, _ceil_div(threads, 32) * 32)
 
 
 # Both kernels keep within 99 KiB, so that one build serves every architecture, and two blocks share an SM with 227 KiB.
@@ -140,14 +151,14 @@ def demand(workload: Workload) -> Demand:
     """The ledger and the work of each unit; the schedules where the kernels can run it.
 
     Beyond the model's least, softmax evaluates every exponential twice, so that a row fits on chip as it came; rows
-    of more than ``ROW_MAX`` elements don't, and read S twice.
+    of more than `Tiles.row_max` elements don't, and read S twice.
     """
-    tiles = TILES.get(workload.head_dim)
-    runs_here = tiles is not None and unsupported(workload) is None
-    asked = three_kernel_demand(workload, _schedules(workload, tiles) if tiles is not None and runs_here else {})
+    # Any head dim has a ledger; the tiles of one that is not compiled stand for those it would have.
+    tiles = TILES.get(workload.head_dim, TILES[128])
+    asked = three_kernel_demand(workload, _schedules(workload, tiles) if unsupported(workload) is None else {})
     if workload.direction is not Pass.FWD:
         return asked
-    return replace(asked, stages=tuple(_as_executed(stage, workload) for stage in asked.stages))
+    return replace(asked, stages=tuple(_as_executed(stage, workload, tiles) for stage in asked.stages))
 
 
 def plan(workload: Workload) -> LaunchPlan:
@@ -193,9 +204,9 @@ def plan_with(workload: Workload, tiles: Tiles) -> LaunchPlan:
             Launch(
                 stage="softmax",
                 build=build,
-                entry="naive_softmax" if w.seq_kv <= ROW_MAX else "naive_softmax_long",
+                entry="naive_softmax" if w.seq_kv <= tiles.row_max else "naive_softmax_long",
                 grid=(w.rows, 1, 1),
-                block=(_softmax_threads(w), 1, 1),
+                block=(tiles.softmax_threads(w), 1, 1),
                 smem_bytes=0,
                 args=(Pointer("s"), *lengths, causal),
             ),
@@ -225,17 +236,11 @@ def _output_blocks(workload: Workload, tiles: Tiles) -> int:
     return workload.batch * workload.heads * _ceil_div(workload.seq_q, tiles.output_m)
 
 
-def _softmax_threads(workload: Workload) -> int:
-    """Just enough whole warps to hold the longest row."""
-    threads = _ceil_div(_ceil_div(workload.seq_kv, VECTOR), ROW_VECTORS)
-    return min(MOST_THREADS, _ceil_div(threads, 32) * 32)
-
-
-def _as_executed(stage: Stage, workload: Workload) -> Stage:
+def _as_executed(stage: Stage, workload: Workload, tiles: Tiles) -> Stage:
     if stage.name != "softmax":
         return stage
     ledger = stage.ledger
-    if workload.seq_kv > ROW_MAX:
+    if workload.seq_kv > tiles.row_max:
         ledger = (*(line for line in ledger if line.direction == "read"), *ledger)
     return replace(
         stage,
@@ -259,7 +264,7 @@ def _schedules(workload: Workload, tiles: Tiles) -> dict[str, Schedule]:
     return {
         "scores": _schedule(scores, heads, tiles.scores_blocks),
         # A block a row: so many, and so short, that how unequal they are does not show.
-        "softmax": Schedule(workload.rows, max(1, min(32, MOST_THREADS // _softmax_threads(workload)))),
+        "softmax": Schedule(workload.rows, max(1, min(32, MOST_THREADS // tiles.softmax_threads(workload)))),
         "output": _schedule(output, heads, tiles.output_blocks),
     }
 

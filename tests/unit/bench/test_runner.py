@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnprof.bench import BenchOptions, BenchRow, MeasuredRate, RateProbe, RowStatus, UntilSteady, bench, measure_rates
+from attnprof.bench.rates import RateProbe, measure_rates
+from attnprof.bench.rows import BenchRow, MeasuredRate, RowStatus
+from attnprof.bench.runner import BenchOptions, bench
+from attnprof.bench.sampler import UntilSteady
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.devices import find

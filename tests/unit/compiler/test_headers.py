@@ -25,7 +25,7 @@ def toolkit(root: Path, *, cccl: bool = True) -> Path:
     return root
 
 
-@pytest.mark.usefixtures("no_wheels")
+@pytest.mark.usefixtures("no_wheels", "no_system_toolkit")
 @pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
 def test_the_environment_names_a_toolkit(tmp_path: Path, variable: str) -> None:
     root = toolkit(tmp_path / "a b")
@@ -48,6 +48,15 @@ def test_a_wrong_cuda_path_does_not_hide_a_right_cuda_home(tmp_path: Path) -> No
     root = toolkit(tmp_path / "cuda", cccl=False)
     found = find_headers(13, {"CUDA_PATH": "/nowhere", "CUDA_HOME": str(root)})
     assert found.folders == (root / "include",)
+
+
+@pytest.mark.usefixtures("no_system_toolkit")
+def test_a_toolkit_serves_for_what_the_wheels_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = toolkit(tmp_path / "wheel", cccl=False) / "include"
+    monkeypatch.setattr(headers, "_pathfinder", lambda piece: wheel if piece == "cudart" else None)
+    root = toolkit(tmp_path / "cuda")
+    found = find_headers(13, {"CUDA_PATH": str(root)})
+    assert found.folders == (wheel, root / "include", root / "include" / "cccl")
 
 
 def test_the_signature_changes_with_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

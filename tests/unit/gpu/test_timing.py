@@ -26,6 +26,9 @@ class Device:
         self.free_at_s = max(self.free_at_s, self.host_s) + duration_s
         return self.free_at_s
 
+    def begin(self) -> None:
+        return None
+
     def mark(self) -> float:
         return self.put(0.0, self.mark_cost_s)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from attnprof.kernels.ladder import naive
-from attnprof.kernels.ladder.naive import SPECS, TILES, demand, plan, unsupported
+from attnprof.kernels.ladder.naive import SPECS, TILES, demand, plan, plan_with, unsupported
 from attnprof.kernels.plan import Launch, LaunchPlan, Scalar
 from attnprof.model.dtypes import Dtype
 from attnprof.model.traffic import three_kernel_demand
@@ -165,7 +166,19 @@ def test_one_build_serves_every_architecture() -> None:
         assert {a_launch.build for a_launch in plan(workload).launches} <= set(spec.builds)
 
 
-def test_the_python_and_cuda_row_limits_agree() -> None:
+def test_the_python_and_cuda_block_limits_agree() -> None:
     text = naive.FILE.read_text(encoding="utf-8")
-    assert f"constexpr int row_vectors = {naive.ROW_VECTORS};" in text
-    assert f"__launch_bounds__({naive.MOST_THREADS})\nnaive_softmax(" in text
+    assert text.count(f"__launch_bounds__({naive.MOST_THREADS}") == 2
+
+
+@pytest.mark.parametrize("row_vectors", [4, 8])
+def test_other_tiles_change_the_build_and_the_launches_together(row_vectors: int) -> None:
+    tiles = replace(
+        TILES[128], scores_m=128, scores_n=128, output_m=256, output_k=32, output_stages=4, row_vectors=row_vectors
+    )
+    scores, softmax, output = plan_with(Workload.of(32768), tiles).launches
+    assert (scores.threads, scores.smem_bytes, scores.blocks) == (128, 98304, 32 * 256 * 4)
+    assert (softmax.threads, softmax.entry) == (4096 // row_vectors, "naive_softmax")
+    assert (output.threads, output.smem_bytes, output.blocks) == (256, 98304, 32 * 128)
+    assert dict(scores.build.defines)["ROW_VECTORS"] == str(row_vectors)
+    assert scores.build == softmax.build == output.build != plan(Workload.of(32768)).launches[0].build

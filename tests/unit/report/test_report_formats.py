@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -138,3 +140,20 @@ def test_wide_characters_count_twice() -> None:
     rows = [{"seq_q": 1, "kernel": "漢字漢字漢字", "time_s": None}]
     text = render_table(report(rows, columns=COLUMNS[:2]), TextStyle(14))
     assert "Seq     1" in text  # 4 + 2 + 12 cells do not fit 14 columns
+
+
+@pytest.mark.parametrize("total", [None, {"seq_q": 6144, "kernel": "sum"}])
+def test_a_colour_terminal_shows_the_same_table(total: dict[str, Any] | None) -> None:
+    rows = [*ROWS, {"seq_q": 4096, "kernel": "漢字 é", "time_s": {"median": 1e-6}}]
+    shown = report(sections=(Section((), rows, total=total),))
+    coloured = re.sub(r"\x1b\[[0-9;]*m", "", render_table(shown, TextStyle(120, colour=True)))
+    assert [line.rstrip() for line in coloured.splitlines()] == render_table(shown, TextStyle(120)).splitlines()
+
+
+def test_plain_tables_do_not_import_rich() -> None:
+    code = (
+        "import sys; from attnprof.report.document import *; from attnprof.report.table import *;"
+        "render_table(Report('x', (Column('a', 'A', 'a'),), (Section((), [{'a': '×'}]),)));"
+        "sys.exit('rich.console' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,154 @@
+"""Opening what kernels run on, as late as possible: commands that need no GPU import nothing of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from attnprof.cli import values
+from attnprof.cli.environment import Environment
+from attnprof.model.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from attnprof.bench.rows import MeasuredRate
+    from attnprof.bench.runner import BenchOptions, PeerFactory
+    from attnprof.gpu.executor import GpuExecutor
+    from attnprof.gpu.peers import Peer
+    from attnprof.kernels.executor import Executor
+    from attnprof.model.workload import Workload
+
+
+BACKENDS = ("gpu", "emulator")
+# Peers that are rates to set a row beside, not implementations of attention.
+_RATES = ("copy", "matmul")
+# Host time; tests put their own here.
+clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """What ``check`` runs kernels on.
+
+    Attributes:
+        executor: the GPU or the emulator; None where there is neither.
+        line: which one, for the heading.
+        reason: why it is not the GPU; None when it is.
+    """
+
+    executor: Executor | None
+    line: str
+    reason: str | None
+
+
+def open_gpu() -> GpuExecutor:
+    """The local GPU.
+
+    Raises:
+        EnvironmentProblem: there is none, or a piece of software is missing; the hint names what works without.
+    """
+    from attnprof.gpu.opening import open_executor
+
+    return open_executor()
+
+
+def open_peers(names: Sequence[str], executor: GpuExecutor) -> Mapping[str, PeerFactory]:
+    """The libraries to time beside each kernel.
+
+    Raises:
+        UsageError: a name that is not known.
+    """
+    if not names:
+        return {}
+    return {name: partial(executor.peer, name) for name in names}
+
+
+def measure_rates(
+    executor: GpuExecutor, workloads: Sequence[Workload], settings: BenchOptions
+) -> tuple[MeasuredRate, ...]:
+    """The rates of the device copy, and of the library's matrix product for each element type of the workloads.
+
+    One that can't be measured (no PyTorch) has a reason instead of a value.
+    """
+    from attnprof.bench.rates import RateProbe, measure_rates
+
+    first = {workload.dtype: workload for workload in reversed(workloads)}
+    copy = executor.peer("copy", workloads[0])
+    probes = [RateProbe("copy", "byte/s", copy.bytes, lambda: copy)]
+    for dtype, workload in first.items():
+        matmul = executor.peer("matmul", workload)
+        if matmul.flops is not None:
+            probes.append(RateProbe("matmul", "FLOP/s", matmul.flops, partial(_same, matmul), str(dtype)))
+    return measure_rates(probes, settings.rule, clock=settings.clock)
+
+
+def _same(peer: Peer) -> Peer:
+    return peer
+
+
+def check_peers(names: Sequence[str]) -> tuple[str, ...]:
+    """``--peer``: names of libraries, checked before anything is opened.
+
+    Raises:
+        UsageError: a name that is not known.
+    """
+    if not names:
+        return ()
+    from attnprof.gpu.peers import PEERS
+
+    return values.choices(names, "--peer", tuple(name for name in PEERS if name not in _RATES))
+
+
+def open_checker(backend: str | None) -> Checker:
+    """What ``check`` runs kernels on: the GPU if there is one, else the emulator.
+
+    Raises:
+        EnvironmentProblem: ``backend`` is ``gpu`` and there is none.
+    """
+    if backend == "gpu":
+        return _on_gpu(open_gpu())
+    if backend is None:
+        try:
+            return _on_gpu(open_gpu())
+        except EnvironmentProblem as problem:
+            return _on_emulator(problem.message)
+    return _on_emulator(None)
+
+
+def _on_gpu(executor: GpuExecutor) -> Checker:
+    return Checker(executor, f"the GPU: {executor.device.name}, compiled for {executor.arch}", None)
+
+
+def _on_emulator(why_not_gpu: str | None) -> Checker:
+    return Checker(None, f"nothing ({why_not_gpu}): compile checks only", why_not_gpu)
+
+
+@contextmanager
+def warnings_on(environment: Environment) -> Iterator[None]:
+    """Print what the layers below log as warnings (a read-only cache, an older NVRTC): once each, on stderr."""
+    handler = _Lines(environment)
+    logger = logging.getLogger("attnprof")
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+class _Lines(logging.Handler):
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(logging.WARNING)
+        self._environment = environment
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        if text not in self._seen:
+            self._seen.add(text)
+            self._environment.err(f"warning: {text}")

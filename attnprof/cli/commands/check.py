@@ -1,0 +1,103 @@
+"""``attnprof check``: is each kernel right, and does it compile to what it claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnprof.cli import backends, gpus, options, values
+from attnprof.cli.command import Command
+from attnprof.cli.exits import ExitCode
+from attnprof.cli.output import output
+from attnprof.cli.progress import Progress
+from attnprof.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnprof.report.document import Report
+
+
+def check(
+    context: typer.Context,
+    kernel: options.Kernels = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", metavar="gpu|emulator", help="Where to run.  [default: the GPU if there is one]"),
+    ] = None,
+    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Without a GPU, exit 2.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--check", metavar="NAME", help="Run these checks only: compile, numerics, ...; comma lists."),
+    ] = None,
+    seed: options.Seed = "0",
+    as_json: options.Json = False,
+    as_csv: options.Csv = False,
+    as_md: options.Md = False,
+    file: options.OutputFile = None,
+) -> int:
+    """Check numerics and resources of the kernels.
+
+    Compiles every variant for every architecture a kernel names (no GPU needed), then runs the kernels on awkward
+    shapes and compares with float64: on the GPU if there is one, else on the emulator.
+    """
+    from attnprof.check.rows import Check
+    from attnprof.check.runner import CheckOptions, run_checks
+    from attnprof.compiler import Compiler
+    from attnprof.report import check as view
+
+    env = context.obj
+    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    names = [name.value for name in Check]
+    checks = frozenset(Check(name) for name in values.choices(only or names, "--check", names))
+    seed_value = values.whole(seed, "--seed")
+    wanted = None if backend is None else values.choice(backend, "--backend", backends.BACKENDS)
+    if require_gpu and wanted == "emulator":
+        raise UsageError("--require-gpu and --backend emulator exclude each other", "leave one of them out")
+    specs = options.kernels(kernel)
+
+    rows: list[dict[str, Any]] = []
+    interrupted = False
+    with backends.warnings_on(env), Progress(env) as progress:
+        compiler = Compiler()
+        where = backends.open_checker("gpu" if require_gpu else wanted)
+        settings = CheckOptions(checks=checks, seed=seed_value, no_executor=where.reason or "", progress=progress.step)
+        heading = gpus.labelled("Runs on", where.line)
+
+        def report() -> Report:
+            return _report(heading, rows, where, interrupted=interrupted)
+
+        try:
+            for row in run_checks(specs, where.executor, compiler, settings):
+                rows.append(row.as_row())
+                progress.done(view.live_line(rows[-1]))
+                out.save(report())
+        except KeyboardInterrupt:
+            interrupted = True
+    out.show(report())
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILED if any(row["status"] == "fail" for row in rows) else ExitCode.OK
+
+
+def _report(heading: str, rows: list[dict[str, Any]], where: backends.Checker, *, interrupted: bool) -> Report:
+    from attnprof.report import check as view
+    from attnprof.report.document import Report, Section
+
+    device = where.executor.device if where.executor is not None else None
+    return Report(
+        "check",
+        view.COLUMNS,
+        (Section((heading,), rows, view.notes(rows)),),
+        fields={
+            "device": device.as_json() if device is not None else None,
+            "backend": where.executor.backend if where.executor is not None else None,
+            "reason": where.reason,
+            "interrupted": interrupted,
+            "summary": view.counts(rows),
+        },
+        group_by="kernel",
+        summary=(view.summary(rows) + (", interrupted" if interrupted else ""),),
+    )
+
+
+COMMAND = Command(check, order=30, example="attnprof check --kernel fa2 --json")

@@ -1,0 +1,327 @@
+"""Finds what a correct result can hide: races, reads of nothing, copies that nobody waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnprof.emulator.copies import PendingCopy
+from attnprof.emulator.faults import Fault, FaultKind
+from attnprof.emulator.lanes import WARP, Active, Lanes
+from attnprof.emulator.memory import Allocation, Storage
+from attnprof.emulator.shadow import CLOCK, NOBODY, PC, SEQUENCE, THREAD, Records, Shadow, granules_of
+
+if TYPE_CHECKING:
+    from attnprof.emulator.link import Program
+    from attnprof.emulator.ops.access import Access, Chunk
+    from attnprof.emulator.wave import Geometry, Wave
+
+MAX_FAULTS = 100
+
+
+class Checks:
+    """The checks of one launch; what they find is in ``faults``, each kind once an instruction.
+
+    Two accesses are ordered when one thread makes both, or when a barrier that both warps pass lies between them
+    (``__syncwarp`` for threads of one warp). Blocks are ordered only by a fence in the one that wrote and an atomic
+    or volatile access after it in the other.
+    """
+
+    def __init__(self, program: Program, geometry: Geometry, allocations: Sequence[Allocation]) -> None:
+        self.faults: list[Fault] = []
+        self._seen: set[tuple[FaultKind, int]] = set()
+        granules = granules_of(program)
+        self._granule = granules["shared"]
+        self._shadows = {id(a): Shadow(a, granules["global"]) for a in allocations}
+        self._sequence = 0
+        self._fences = np.full(geometry.blocks, -1, np.int64)
+        self._syncs = np.full(geometry.blocks, -1, np.int64)
+
+    def start_wave(self, wave: Wave) -> None:
+        """Fresh shared memory and clocks for the next blocks."""
+        self.wave = wave
+        wave.shared.written = np.zeros(wave.shared.data.size, np.uint8)
+        self._shared = Shadow(wave.shared, self._granule)
+        warps = wave.size // WARP
+        self._clock = np.ones(warps, np.int32)
+        # What each warp knows of the others of its block: accesses up to this clock are ordered before its own.
+        self._known = np.zeros((warps, wave.warps_per_block), np.int32)
+        per_block = wave.size // wave.blocks
+        self._thread_ids = (wave.block_linear * np.uint64(per_block) + wave.thread_linear).astype(np.int64)
+
+    # -- synchronisation -----------------------------------------------------------------------------------------
+
+    def block_barrier(self, lanes: Lanes) -> None:
+        """A barrier that these lanes pass together, block by block."""
+        per_block = self.wave.warps_per_block
+        warps = np.unique(lanes >> 5)
+        if warps.size == self._clock.size:
+            table = self._clock.reshape(-1, per_block)
+            self._known[:] = np.repeat(table, per_block, axis=0)
+        else:
+            for block in np.unique(warps // per_block):
+                members = warps[warps // per_block == block]
+                known = self._known[members].max(axis=0)
+                known[members % per_block] = self._clock[members]
+                self._known[members] = known
+        self._clock[warps] += 1
+
+    def warp_barrier(self, x: Active) -> None:
+        """__syncwarp."""
+        warps = x.warp_ids
+        self._known[warps, warps % self.wave.warps_per_block] = self._clock[warps]
+        self._clock[warps] += 1
+
+    def fence(self, x: Active) -> None:
+        """__threadfence: what this block wrote so far may be seen by others."""
+        self._sequence += 1
+        self._fences[self._blocks(x)] = self._sequence
+
+    def _blocks(self, x: Active) -> NDArray[np.int64]:
+        return np.unique(self.wave.block_linear[x.lane_ids()]).astype(np.int64)
+
+    # -- accesses ------------------------------------------------------------------------------------------------
+
+    def access(self, x: Active, access: Access, chunks: list[Chunk]) -> None:
+        """A load, an atomic or the source of a copy; stores come through `store`."""
+        self._sequence += 1
+        if access.sync:
+            self._syncs[self._blocks(x)] = self._sequence
+        if access.kind in ("store", "copy-write"):
+            return
+        for chunk in chunks:
+            shadow = self._shadow(chunk.storage)
+            if shadow is None:
+                continue
+            self._initialised(x, chunk, access.nbytes)
+            at, count = shadow.granules(chunk.offsets, access.nbytes)
+            lanes = chunk.lanes if count == 1 else np.repeat(chunk.lanes, count)
+            if access.kind == "atomic":
+                rows = self._rows(x, shadow, lanes)
+                self._check_pending(x, shadow, at, lanes)
+                self._against(x, shadow, at, shadow.write[at], rows, lanes, ~shadow.atomic[at], "updates what", "wrote")
+                self._against(x, shadow, at, shadow.read[at], rows, lanes, None, "updates what", "read")
+                shadow.record_write(at, rows, atomic=True)
+                self._mark(chunk, access.nbytes)
+            elif not access.sync:
+                rows = self._rows(x, shadow, lanes)
+                self._check_pending(x, shadow, at, lanes)
+                self._against(x, shadow, at, shadow.write[at], rows, lanes, None, "reads what", "wrote")
+                shadow.record_read(at, rows)
+
+    def store(self, x: Active, access: Access, chunks: list[Chunk], width: int, count: int, data: Any) -> None:
+        """A store, before it changes memory. Writing the value that is there already races with no other write."""
+        for chunk in chunks:
+            shadow = self._shadow(chunk.storage)
+            if shadow is None:
+                continue
+            values = data if chunk.where is None else data[chunk.where]
+            at, per_access = shadow.granules(chunk.offsets, access.nbytes)
+            lanes = chunk.lanes if per_access == 1 else np.repeat(chunk.lanes, per_access)
+            rows = self._rows(x, shadow, lanes)
+            if not access.sync:
+                self._check_pending(x, shadow, at, lanes)
+                view = chunk.storage.view(chunk.storage.data, width, count)
+                same = view[chunk.offsets // access.nbytes] == values
+                differs = ~(same if count == 1 else same.all(axis=1))
+                if differs.any():
+                    changed = np.repeat(differs, per_access)
+                    self._against(x, shadow, at, shadow.write[at], rows, lanes, changed, "overwrites what", "wrote")
+                for reads in (shadow.read, shadow.other_read):
+                    self._against(x, shadow, at, reads[at], rows, lanes, None, "overwrites what", "read")
+            shadow.record_write(at, rows, atomic=access.sync)
+            self._collisions(x, shadow, chunk, at[::per_access], values, count)
+            self._mark(chunk, access.nbytes)
+
+    def copy_issued(self, x: Active, copy: PendingCopy) -> None:
+        """The target of a copy belongs to the copy until it has arrived."""
+        shadow = self._shared
+        at, count = shadow.granules(copy.offsets, copy.data.shape[1])
+        lanes = copy.lanes if count == 1 else np.repeat(copy.lanes, count)
+        rows = self._rows(x, shadow, lanes)
+        self._check_pending(x, shadow, at, lanes)
+        self._against(x, shadow, at, shadow.write[at], rows, lanes, None, "copies over what", "wrote")
+        for reads in (shadow.read, shadow.other_read):
+            self._against(x, shadow, at, reads[at], rows, lanes, None, "copies over what", "read")
+        shadow.pending[at] = True
+
+    def copy_arrived(self, x: Active, copy: PendingCopy) -> None:
+        """A wait of the issuing threads covers the copy: now it counts as their write."""
+        shadow = self._shared
+        nbytes = copy.data.shape[1]
+        at, count = shadow.granules(copy.offsets, nbytes)
+        lanes = copy.lanes if count == 1 else np.repeat(copy.lanes, count)
+        shadow.pending[at] = False
+        shadow.record_write(at, self._rows(x, shadow, lanes), atomic=False)
+        if shadow.storage.written is not None:
+            self._fill(shadow.storage, shadow.storage.written, copy.offsets, nbytes)
+
+    def shuffle_sources(self, x: Active, sources: Lanes) -> None:
+        """A shuffle must not read a lane that takes no part in it."""
+        if x.full_warps:
+            return
+        taking_part = np.zeros(self.wave.size, np.bool_)
+        taking_part[x.lane_ids()] = True
+        absent = ~taking_part[sources]
+        if absent.any():
+            lane = int(x.lane_ids()[absent][0])
+            self._report(x, FaultKind.DIVERGENT_COLLECTIVE, "reads from a lane that takes no part", lane)
+
+    def nan_born(self, x: Active, lanes: Lanes) -> None:
+        """An instruction made a NaN out of numbers."""
+        self._report(x, FaultKind.NAN_BORN, "makes a NaN out of numbers", int(lanes[0]))
+
+    # -- details -------------------------------------------------------------------------------------------------
+
+    def _shadow(self, storage: Storage) -> Shadow | None:
+        return self._shared if storage is self.wave.shared else self._shadows.get(id(storage))
+
+    def _rows(self, x: Active, shadow: Shadow, lanes: Lanes) -> Records:
+        rows = np.empty((lanes.size, 4), np.int32)
+        rows[:, THREAD] = lanes if shadow is self._shared else self._thread_ids[lanes]
+        rows[:, CLOCK] = self._clock[lanes >> 5]
+        rows[:, PC] = x.pc
+        rows[:, SEQUENCE] = self._sequence
+        return rows
+
+    def _against(
+        self,
+        x: Active,
+        shadow: Shadow,
+        granules: NDArray[np.int64],
+        before: Records,
+        rows: Records,
+        lanes: Lanes,
+        only: NDArray[np.bool_] | None,
+        verb: str,
+        did: str,
+    ) -> None:
+        """Report an earlier access by another thread that nothing orders before this one."""
+        other = before[:, THREAD]
+        suspect = (other != NOBODY) & (other != rows[:, THREAD])
+        if only is not None:
+            suspect &= only
+        if not suspect.any():
+            return
+        at = np.flatnonzero(suspect)
+        lanes, other, before = lanes[at], other[at].astype(np.int64), before[at]
+        wave = self.wave
+        per_block = wave.size // wave.blocks
+        if shadow is not self._shared:
+            mine = wave.block_linear[lanes].astype(np.int64)
+            theirs = other // per_block
+            local = theirs == mine
+            fence = self._fences[theirs]
+            published = (fence > before[:, SEQUENCE]) & (self._syncs[mine] > fence)
+            racing = ~local & ~published
+            other_warp = (other % per_block) >> 5
+        else:
+            local = np.ones(at.size, np.bool_)
+            racing = np.zeros(at.size, np.bool_)
+            other_warp = (other % per_block) >> 5
+        racing |= local & (self._known[lanes >> 5, other_warp] < before[:, CLOCK])
+        if not racing.any():
+            return
+        first = int(np.flatnonzero(racing)[0])
+        line = wave.program.instructions[int(before[first, PC])].position.line
+        granule = int(granules[at[first]])
+        thread = int(other[first])
+        who = self._name(thread if shadow is not self._shared else int(self._thread_ids[thread]))
+        message = f"{verb} {who} {did} at line {line or '?'} in {shadow.storage.name}, with no barrier in between"
+        self._report(x, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first])))
+
+    def _name(self, thread_id: int) -> str:
+        per_block = self.wave.size // self.wave.blocks
+        block, thread = divmod(thread_id, per_block)
+        bx, by, _ = self.wave.block_shape
+        gx, gy, _ = self.wave.grid_shape
+        t = (thread % bx, thread // bx % by, thread // (bx * by))
+        b = (block % gx, block // gx % gy, block // (gx * gy))
+        return f"thread {t} of block {b}"
+
+    def _check_pending(self, x: Active, shadow: Shadow, at: NDArray[np.int64], lanes: Lanes) -> None:
+        if shadow is not self._shared:
+            return
+        pending = shadow.pending[at]
+        if pending.any():
+            index = int(np.flatnonzero(pending)[0])
+            self._report(
+                x,
+                FaultKind.ASYNC_UNWAITED,
+                "touches shared memory that an asynchronous copy has not yet filled: no wait covers it",
+                int(lanes[index]),
+                self._address(shadow, int(at[index]), int(lanes[index])),
+            )
+
+    def _address(self, shadow: Shadow, granule: int, lane: int) -> int:
+        offset = granule * shadow.granule
+        if shadow is self._shared:
+            return offset - int(self.wave.block_row[lane]) * self.wave.shared.stride
+        storage = shadow.storage
+        return offset + (storage.base if isinstance(storage, Allocation) else 0)
+
+    def _initialised(self, x: Active, chunk: Chunk, nbytes: int) -> None:
+        written = chunk.storage.written
+        if written is None:
+            return
+        width = min(nbytes, 8)
+        marks: Any = chunk.storage.view(written, width, nbytes // width).take(chunk.offsets // nbytes, axis=0)
+        whole = marks == np.iinfo(marks.dtype).max
+        if whole.all():
+            return
+        bad = ~(whole if whole.ndim == 1 else whole.all(axis=1))
+        index = int(np.flatnonzero(bad)[0])
+        lane = int(chunk.lanes[index])
+        offset = int(chunk.offsets[index])
+        base = chunk.storage.base if isinstance(chunk.storage, Allocation) else 0
+        if chunk.storage is self.wave.shared:
+            offset -= int(self.wave.block_row[lane]) * self.wave.shared.stride
+            if self._shared.pending[self._shared.granules(chunk.offsets[index : index + 1], nbytes)[0]].any():
+                return  # reported as an unwaited copy, which says more
+        self._report(
+            x,
+            FaultKind.UNINITIALISED,
+            f"reads {nbytes} bytes of {chunk.storage.name} that nothing wrote",
+            lane,
+            base + offset,
+        )
+
+    def _collisions(
+        self, x: Active, shadow: Shadow, chunk: Chunk, at: NDArray[np.int64], values: Any, count: int
+    ) -> None:
+        """Two lanes that store different values to one place in one instruction."""
+        own = chunk.lanes if shadow is self._shared else self._thread_ids[chunk.lanes]
+        winner = shadow.write[at, THREAD]
+        lost = winner != own
+        if not lost.any():
+            return
+        order = np.argsort(own)
+        position = order[np.searchsorted(own[order], winner[lost])]
+        same = values[lost] == values[position]
+        differs = ~(same if count == 1 else same.all(axis=1))
+        if differs.any():
+            lane = int(chunk.lanes[lost][differs][0])
+            message = (
+                f"stores to a place of {shadow.storage.name} to which another thread stores a different value at once"
+            )
+            self._report(x, FaultKind.RACE, message, lane)
+
+    def _mark(self, chunk: Chunk, nbytes: int) -> None:
+        if chunk.storage.written is not None:
+            self._fill(chunk.storage, chunk.storage.written, chunk.offsets, nbytes)
+
+    @staticmethod
+    def _fill(storage: Storage, marks: NDArray[np.uint8], offsets: NDArray[np.int64], nbytes: int) -> None:
+        width = min(nbytes, 8)
+        view = storage.view(marks, width, nbytes // width)
+        view[offsets // nbytes] = np.iinfo(view.dtype).max
+
+    def _report(self, x: Active, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
+        key = (kind, x.pc)
+        if key in self._seen or len(self.faults) >= MAX_FAULTS:
+            return
+        self._seen.add(key)
+        self.faults.append(self.wave.make_fault(x.pc, kind, message, lane, address))

@@ -1,0 +1,108 @@
+"""What a kernel did wrong, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from attnprof.model.errors import KernelFault
+
+
+class FaultKind(StrEnum):
+    """The kinds of fault that are found and told apart."""
+
+    OUT_OF_BOUNDS = "out-of-bounds"
+    MISALIGNED = "misaligned"
+    UNINITIALISED = "uninitialised-read"
+    RACE = "data-race"
+    ASYNC_UNWAITED = "async-copy-unwaited"
+    DIVERGENT_BARRIER = "divergent-barrier"
+    DIVERGENT_COLLECTIVE = "divergent-collective"
+    DEADLOCK = "deadlock"
+    NAN_BORN = "nan-born"
+    READ_ONLY = "read-only-write"
+    TRAP = "trap"
+    BUDGET = "instruction-budget"
+    STACK = "stack-overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. ``block`` and ``thread`` are indices (x, y, z); what does not apply is ``None``.
+
+    ``inner`` is the file and line inside an inlined function, where ``line`` is that of the call.
+    """
+
+    kind: FaultKind
+    message: str
+    kernel: str
+    file: str
+    line: int
+    opcode: str
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    address: int | None = None
+    inner: tuple[str, int] | None = None
+
+    @property
+    def source(self) -> str:
+        """The text of the source line, or nothing if the file cannot be read."""
+        return source_line(self.file, self.line)
+
+    @property
+    def where(self) -> str:
+        """``kernels_cu/fa2.cu:88 `…```, as far as it is known."""
+        if not self.line:
+            return f"an unknown line ({self.opcode})"
+        text = self.source
+        inside = f" (inlined from {Path(self.inner[0]).name}:{self.inner[1]})" if self.inner is not None else ""
+        return f"{self.file}:{self.line}" + (f" `{text}`" if text else "") + inside
+
+    def __str__(self) -> str:
+        at = ""
+        if self.block is not None:
+            at += f", block {_coordinates(self.block)}"
+        if self.thread is not None:
+            at += f", thread {_coordinates(self.thread)}"
+        if self.address is not None:
+            at += f", address {self.address:#x}"
+        return f"{self.kernel}: {self.kind}: {self.message} at {self.where}{at}"
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values for a JSON object."""
+        return {
+            "kind": str(self.kind),
+            "message": self.message,
+            "kernel": self.kernel,
+            "file": self.file,
+            "line": self.line or None,
+            "source": self.source or None,
+            "opcode": self.opcode,
+            "block": self.block,
+            "thread": self.thread,
+            "address": self.address,
+        }
+
+
+class EmulatedFault(KernelFault):
+    """A kernel fault that the emulator found. ``fault`` says all that is known about it."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of a source file without its indentation; empty if there is no such file or line."""
+    if not file or line < 1:
+        return ""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[line - 1].strip() if line <= len(lines) else ""
+
+
+def _coordinates(xyz: tuple[int, int, int]) -> str:
+    return f"({xyz[0]}, {xyz[1]}, {xyz[2]})"

@@ -1,0 +1,106 @@
+"""Bad input: one line that says what was wrong, one that says what to type, exit 2, nothing on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+BAD = {
+    "unknown command": (["rofline"], "No such command 'rofline'", "choose from roofline, bench, check"),
+    "unknown option": (["roofline", "--sequ", "1k"], "No such option: --sequ", "for example: attnprof roofline --seq"),
+    "missing value": (["roofline", "--seq"], "requires an argument", "for example: attnprof roofline --seq"),
+    "extra argument": (["roofline", "1024"], "unexpected extra argument", "attnprof roofline --help lists"),
+    "no number": (["roofline", "--seq", "abc"], "--seq 'abc' is not a positive whole number", "--seq 4096"),
+    "zero": (["roofline", "--seq", "0"], "--seq must be at least 1, not 0", "--seq 4096"),
+    "negative": (["roofline", "--heads", "-1"], "--heads '-1' is not a positive whole number", "--heads 32"),
+    "thousands separator": (["roofline", "--seq", "32,768,024"], "leading zero", "write 1024, not 1,024"),
+    "huge batch": (["roofline", "--batch", "1g"], "--batch 1g is above the largest allowed, 1,048,576", "--batch 1"),
+    "no divisor": (["roofline", "--kv-heads", "7"], "--kv-heads 7 does not divide --heads 32", "--kv-heads 8"),
+    "unknown type": (["roofline", "--dtype", "fp8"], "--dtype 'fp8' is not known", "choose from fp16, bf16"),
+    "unknown pass": (["roofline", "--pass", "both"], "--pass 'both' is not known", "choose from fwd, bwd"),
+    "unknown ceilings": (["roofline", "--ceilings", "peak"], "--ceilings 'peak' is not known", "datasheet, clock"),
+    "unknown kernel": (["roofline", "--kernel", "fa9"], "unknown kernel 'fa9'", "choose from naive, fa2"),
+    "unknown GPU": (["roofline", "--gpu", "H20000"], "unknown GPU 'H20000'", "did you mean"),
+    "unknown GPU among known ones": (["roofline", "--gpu", "H200,Z1"], "unknown GPU 'Z1'", "the table has"),
+    "no such file": (["roofline", "--kernel", "./none.py"], "no such file: none.py", "attnprof kernels"),
+    "two formats": (["roofline", "--json", "--csv"], "--json and --csv exclude each other", "--output run.csv"),
+    "no format": (["roofline", "--output", "run"], "does not tell the format", ".json, .csv, .md or .txt"),
+    "no folder": (["roofline", "--output", "/none/a.json"], "there is no folder /none", "mkdir -p /none"),
+    "a folder": (["roofline", "--output", "/tmp", "--json"], "--output /tmp is a folder", "name a file"),
+    "list and GPU": (["device", "--list", "--gpu", "H200"], "exclude each other", "attnprof device --list"),
+    "decimal comma": (["bench", "--min-time", "0,125"], "a dot, not a comma", "--min-time 0.5"),
+    "unknown L2 mode": (["bench", "--l2", "hot"], "--l2 'hot' is not known", "choose from cold, warm"),
+    "unknown peer": (["bench", "--peer", "fa4"], "--peer 'fa4' is not known", "torch-flash"),
+    "a rate is no peer": (["bench", "--peer", "copy"], "--peer 'copy' is not known", "torch-flash"),
+    "negative seed": (["bench", "--seed", "-1"], "--seed '-1' is not a whole number", "--seed 0"),
+    "unknown check": (["check", "--check", "speed"], "--check 'speed' is not known", "numerics"),
+    "unknown backend": (["check", "--backend", "cpu"], "--backend 'cpu' is not known", "gpu, emulator"),
+    "contradiction": (["check", "--backend", "emulator", "--require-gpu"], "exclude each other", "leave one of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "says", "hints"), BAD.values(), ids=BAD)
+def test_bad_input(cli: Cli, arguments: list[str], says: str, hints: str) -> None:
+    result = cli(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    error, hint = result.err.splitlines()
+    assert error.startswith("error: ")
+    assert says in error
+    assert hint.startswith("hint: ")
+    assert hints in hint
+
+
+def test_bench_without_a_gpu_names_what_works(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnprof.cli import backends
+    from attnprof.gpu.opening import PREDICT_HINT
+    from attnprof.model.errors import EnvironmentProblem
+
+    def none_here() -> None:
+        raise EnvironmentProblem("no GPU: there is no NVIDIA driver", PREDICT_HINT)
+
+    monkeypatch.setattr(backends, "open_gpu", none_here)
+    result = cli("bench", "--seq", "1k")
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.splitlines()[0] == "error: no GPU: there is no NVIDIA driver"
+    assert "attnprof roofline --gpu NAME" in result.err.splitlines()[1]
+
+
+def test_a_file_without_a_kernel(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "a b" / "é.py"
+    file.parent.mkdir()
+    file.write_text("x = 1\n")
+    result = cli("roofline", "--kernel", str(file))
+    assert result.code == 2
+    assert f"{file} holds no KernelSpec" in result.err
+
+
+def test_a_read_only_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from attnprof.cli import output
+
+    monkeypatch.setattr(output.os, "access", lambda *_: False)  # root may write anywhere
+    result = cli("roofline", "--output", str(tmp_path / "a.json"))
+    assert result.code == 2
+    assert "no permission" in result.err
+
+
+def test_errors_fit_an_ascii_terminal(cli: Cli) -> None:
+    result = cli("roofline", "--seq", "é—", encoding="ascii")
+    assert result.code == 2
+
+
+def test_an_interrupt_outside_a_sweep(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnprof.cli import options
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(options.WorkloadOptions, "workloads", interrupt)
+    result = cli("roofline")
+    assert result.code == 130
+    assert result.out == ""
+    assert "Traceback" not in result.err

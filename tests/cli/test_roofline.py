@@ -1,0 +1,228 @@
+"""``attnprof roofline``: the figures of the article, every format, every width."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+A100 = ("--gpu", "A100-SXM4-80GB", "--kernel", "naive,fa2")
+Snapshot = Callable[[str, str], None]
+
+
+def test_the_figures_of_the_article(cli: Cli) -> None:
+    result = cli("roofline", "--seq", "32768", *A100, "--json")
+    assert result.code == 0
+    assert result.err == ""
+    document = result.json
+    assert document["schema_version"] == 1
+    assert document["command"] == "roofline"
+    assert document["device"]["name"] == "A100-SXM4-80GB"
+    assert document["device"]["source"] == "table"
+    assert document["device"]["sm_count"] == 108
+    assert document["device"]["hbm_bytes_per_s"] == 2.039e12
+    assert document["device"]["tensor_flops_per_s"]["fp16"] == 312e12
+    naive, fa2 = document["rows"]
+    for row in (naive, fa2):
+        assert row["status"] == "ok"
+        assert row["reason"] is None
+        assert (row["batch"], row["heads"], row["kv_heads"], row["head_dim"]) == (1, 32, 32, 128)
+        assert (row["seq_q"], row["seq_kv"], row["dtype"], row["causal"], row["pass"]) == (
+            32768, 32768, "fp16", False, "fwd",
+        )  # fmt: skip
+        assert row["flops"] == 17_592_186_044_416
+        assert sum(line["bytes"] for line in row["ledger"]) == row["hbm_bytes"]
+        assert row["predicted_time_s"] >= row["roof_time_s"]
+    assert naive["hbm_bytes"] == 275_951_648_768
+    assert naive["arithmetic_intensity"] == pytest.approx(63.75, abs=0.005)
+    assert naive["bound"] == "hbm"
+    assert naive["roof_time_s"] == pytest.approx(135.3e-3, abs=0.05e-3)
+    assert naive["speedup_vs_naive"] == 1.0
+    assert fa2["hbm_bytes"] == 1_073_741_824
+    assert fa2["arithmetic_intensity"] == 16384
+    assert fa2["bound"] == "tensor"
+    assert fa2["roof_time_s"] == pytest.approx(56.4e-3, abs=0.05e-3)
+    assert fa2["speedup_vs_naive"] == pytest.approx(2.40, abs=0.005)
+
+
+def test_one_head_at_4096_splits_into_a_linear_and_a_quadratic_term(cli: Cli) -> None:
+    (naive,) = cli("roofline", "--seq", "4k", "--heads", "1", "--kernel", "naive", "--json").json["rows"]
+    linear = sum(line["bytes"] for line in naive["ledger"] if line["tensor"] in ("Q", "K", "V", "O"))
+    assert linear == 4_194_304
+    assert naive["hbm_bytes"] - linear == 134_217_728
+
+
+def test_the_speed_up_needs_no_naive_among_the_kernels(cli: Cli) -> None:
+    (fa2,) = cli("roofline", "--seq", "32k", "--kernel", "fa2", "--json").json["rows"]
+    assert fa2["speedup_vs_naive"] == pytest.approx(2.40, abs=0.005)
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "md"])
+def test_every_format(cli: Cli, snapshot: Snapshot, form: str) -> None:
+    option = () if form == "table" else (f"--{form}",)
+    result = cli("roofline", "--seq", "1k,32k", *A100, *option)
+    assert result.code == 0
+    text = result.out
+    if form == "json":  # what the GPU is has its own tests
+        document = {key: value for key, value in result.json.items() if key not in ("device", "devices")}
+        text = json.dumps(document, indent=1) + "\n"
+    snapshot(f"roofline.{'txt' if form == 'table' else form}", text)
+
+
+def test_the_ledger_line_by_line(cli: Cli, snapshot: Snapshot) -> None:
+    result = cli("roofline", "--seq", "32k", *A100, "--ledger")
+    snapshot("roofline-ledger.txt", result.out)
+    assert "68,719,476,736" in result.out
+    assert "2.00 GiB" in result.out  # S alone, a head
+    rows = list(csv.DictReader(io.StringIO(cli("roofline", "--seq", "32k", *A100, "--ledger", "--csv").out)))
+    assert sum(int(row["bytes"]) for row in rows if row["kernel"] == "naive") == 275_951_648_768
+
+
+def test_the_ledger_option_leaves_json_as_it_is(cli: Cli) -> None:
+    arguments = ("roofline", "--seq", "2k", *A100, "--json")
+    assert cli(*arguments, "--ledger").out == cli(*arguments).out
+
+
+def test_several_gpus(cli: Cli, snapshot: Snapshot) -> None:
+    arguments = ("roofline", "--seq", "32k", "--gpu", "A100-SXM4-80GB,H200,B200", "--kernel", "naive,fa2")
+    snapshot("roofline-gpus.txt", cli(*arguments).out)
+    document = cli(*arguments, "--json").json
+    assert document["device"]["name"] == "A100-SXM4-80GB"
+    assert [device["name"] for device in document["devices"]] == ["A100-SXM4-80GB", "H200", "B200"]
+    assert [row["gpu"] for row in document["rows"]] == ["A100-SXM4-80GB"] * 2 + ["H200"] * 2 + ["B200"] * 2
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_every_width_is_whole(cli: Cli, snapshot: Snapshot, width: int) -> None:
+    result = cli("roofline", "--seq", "1k,32k", *A100, COLUMNS=str(width))
+    snapshot(f"roofline-{width}.txt", result.out)
+    text = " ".join(result.out.split())
+    for needle in ("302.0 MB", "276.0 GB", "17.59 T", "16384", "135.3 ms", "56.39 ms", "2.40×", "FLOP/B", "Predicted"):
+        assert needle in text
+    if width >= 40:
+        assert max(map(len, result.out.splitlines())) <= width
+
+
+def test_eighty_columns_hold_the_table(cli: Cli) -> None:
+    assert "Seq  Kernel" in cli("roofline", *A100, tty=True, COLUMNS="80", NO_COLOR="1").out
+
+
+def test_ascii(cli: Cli, snapshot: Snapshot) -> None:
+    result = cli("roofline", "--seq", "1k,32k", *A100, encoding="ascii")
+    assert result.code == 0
+    assert result.out.isascii()
+    snapshot("roofline-ascii.txt", result.out)
+
+
+def test_colours_only_on_a_terminal_that_has_them(cli: Cli) -> None:
+    arguments = ("roofline", "--seq", "1k", *A100)
+    assert "\x1b[" in cli(*arguments, tty=True, TERM="xterm-256color", COLUMNS="120").out
+    for variables in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
+        assert "\x1b" not in cli(*arguments, tty=True, COLUMNS="120", **variables).out
+    assert "\x1b" not in cli(*arguments, TERM="xterm-256color").out
+
+
+def test_grouped_queries_bf16_causal_and_other_dims(cli: Cli, snapshot: Snapshot) -> None:
+    result = cli(
+        "roofline", "--seq", "4k", "--kv-seq", "128,4k", "--heads", "32", "--kv-heads", "8", "--causal",
+        "--head-dim", "64,40", "--dtype", "bf16,fp16", "--kernel", "fa2", "--gpu", "H200",
+    )  # fmt: skip
+    snapshot("roofline-mixed.txt", result.out)
+    assert "cannot run this" in result.out  # head dim 40 is predicted, and said not to run
+
+
+def test_a_gpu_too_old_for_the_kernel_is_named_in_the_row(cli: Cli) -> None:
+    (row,) = cli("roofline", "--seq", "1k", "--kernel", "fa2", "--gpu", "V100", "--json").json["rows"]
+    assert row["unsupported"] == "needs sm_80, this GPU is sm_70"
+
+
+def test_an_unknown_ceiling_is_null_with_a_reason(cli: Cli) -> None:
+    result = cli("roofline", "--seq", "1k", "--kernel", "fa2", "--gpu", "V100", "--dtype", "bf16", "--json")
+    (row,) = result.json["rows"]
+    assert row["roof_time_s"] is None
+    assert row["predicted_time_s"] is None
+    assert row["speedup_vs_naive"] is None
+    assert "bf16" in row["reason"]
+    table = cli("roofline", "--seq", "1k", "--kernel", "fa2", "--gpu", "V100", "--dtype", "bf16").out
+    assert "—" in table
+    assert row["reason"] in table
+
+
+def test_huge_lengths_count_exactly_and_say_that_they_do_not_fit(cli: Cli) -> None:
+    arguments = ("roofline", "--seq", "1g", "--kernel", "naive", "--gpu", "H200")
+    assert cli(*arguments, "--json").json["rows"][0]["flops"] == 2**74
+    assert "Needs more memory than the 141 GiB of this GPU: naive at 1073741824" in cli(*arguments).out
+
+
+def test_a_footprint_that_fits_l2_is_said(cli: Cli) -> None:
+    arguments = ("roofline", "--seq", "512", "--heads", "8", "--head-dim", "64", "--gpu", "H200", "--kernel", "fa2")
+    assert "fit the L2 cache of 60 MiB" in cli(*arguments).out
+    assert cli(*arguments, "--json").json["rows"][0]["l2_resident"] == "footprint"
+
+
+def test_clock_ceilings(cli: Cli) -> None:
+    arguments = ("roofline", "--seq", "32k", "--gpu", "H200", "--kernel", "fa2", "--json")
+    clock, sheet = cli(*arguments, "--ceilings", "clock").json, cli(*arguments).json
+    assert clock["ceilings"] == "clock"
+    assert clock["rows"][0]["roof_time_s"] < sheet["rows"][0]["roof_time_s"]
+
+
+def test_without_a_gpu_the_heading_says_whose_figures_these_are(cli: Cli) -> None:
+    first = cli("roofline", "--seq", "1k").out.splitlines()[0]
+    assert first == (
+        "GPU       A100-SXM4-80GB (the article's GPU; none here: there is no NVIDIA driver (a test says so); "
+        "--gpu NAME chooses another)"
+    )
+
+
+def test_the_local_gpu_is_the_default(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnprof.gpu import discovery
+    from attnprof.model.devices import from_facts
+
+    spec = from_facts("NVIDIA L4", (8, 9), max_clock_hz=2_040_000_000)
+    found = discovery.Discovery((discovery.Gpu(0, "NVIDIA L4", spec),), "GPU 1: GPU is lost")
+    monkeypatch.setattr(discovery, "discover", lambda: found)
+    result = cli("roofline", "--seq", "1k", "--kernel", "fa2")
+    assert result.code == 0
+    assert result.out.splitlines()[0] == "GPU       NVIDIA L4 (local GPU; GPU 1: GPU is lost)"
+    assert cli("roofline", "--seq", "1k", "--json").json["device"]["source"] == "nvml"
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv", "md", "txt"])
+def test_the_file_takes_its_format_from_its_name(cli: Cli, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"run.{suffix}"
+    arguments = ("roofline", "--seq", "1k", *A100)
+    option = () if suffix == "txt" else (f"--{suffix}",)
+    shown = cli(*arguments, "--output", str(file), tty=True, TERM="xterm", COLUMNS="40")
+    assert shown.out == cli(*arguments, tty=True, TERM="xterm", COLUMNS="40").out
+    assert file.read_text(encoding="utf-8") == cli(*arguments, *option).out
+    assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_name_without_a_format_takes_that_of_the_option(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "run"
+    result = cli("roofline", "--seq", "1k", *A100, "--json", "--output", str(file))
+    assert file.read_text(encoding="utf-8") == result.out
+
+
+def test_a_link_and_a_device_are_written_through(cli: Cli, tmp_path: Path) -> None:
+    target, link = tmp_path / "real.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert cli("roofline", "--seq", "1k", *A100, "--output", str(link)).code == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("{")
+    assert cli("roofline", "--seq", "1k", *A100, "--csv", "--output", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_reader_that_goes_away_is_no_error(cli: Cli) -> None:
+    result = cli("roofline", "--seq", "1k", *A100, broken=True)
+    assert result.code == 0
+    assert result.err == ""

@@ -1,0 +1,79 @@
+"""The checklist on a real device: every kernel passes it, and each broken one fails it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnprof.check.numerics import check_determinism, check_numerics
+from attnprof.check.rows import CheckStatus
+from attnprof.check.workloads import NumericsCase, full_set, small_set
+from attnprof.gpu.executor import GpuExecutor
+from attnprof.kernels.catalogue import builtin
+from attnprof.kernels.inputs import Distribution
+from attnprof.kernels.ladder import fa2
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.dtypes import Dtype
+from attnprof.model.workload import Workload
+from tests.mutants.mutants import MUTANTS, Mutant, materialise
+
+pytestmark = pytest.mark.gpu
+
+FA2_LSE = replace(fa2.SPECS[0], name="fa2-lse", plan=fa2.plan_lse)
+SPECS = (*builtin(), FA2_LSE)
+
+
+def passes(spec: KernelSpec, cases: tuple[NumericsCase, ...], executor: GpuExecutor) -> None:
+    rows = list(check_numerics(spec, cases, executor))
+    assert rows
+    assert {row.status for row in rows} == {CheckStatus.PASS}, [row.detail for row in rows]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_the_kernel_computes_attention_on_every_awkward_workload(spec: KernelSpec, executor: GpuExecutor) -> None:
+    passes(spec, tuple(full_set()), executor)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("seq", [4097, 65_536, 65_537])
+def test_long_sequences_are_right_in_the_rows_that_are_sampled(
+    spec: KernelSpec, seq: int, executor: GpuExecutor
+) -> None:
+    cases = tuple(
+        NumericsCase(Workload.of(seq, heads=heads, head_dim=head_dim, dtype=dtype, causal=causal))
+        for heads, head_dim, dtype, causal in ((2, 64, Dtype.FP16, True), (1, 128, Dtype.BF16, False))
+    )
+    passes(spec, cases, executor)
+
+
+def test_offsets_past_two_to_the_31_elements_are_right(executor: GpuExecutor) -> None:
+    """17 heads of 1,048,576 keys of 128: the last K and V lie past 2^31 elements."""
+    workload = Workload.of(64, seq_kv=2**20, heads=17, head_dim=128)
+    assert workload.kv_elements > 2**31
+    passes(fa2.SPECS[0], (NumericsCase(workload),), executor)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_fifty_runs_are_bitwise_equal(spec: KernelSpec, executor: GpuExecutor) -> None:
+    row = check_determinism(spec, executor, runs=50)
+    assert row.status is CheckStatus.PASS, row.detail
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_mutant_fails(mutant: Mutant, executor: GpuExecutor, tmp_path: Path) -> None:
+    broken = materialise(mutant, tmp_path)
+    rows = list(check_numerics(broken, tuple(small_set()), executor))
+    assert {row.status for row in rows} == {CheckStatus.FAIL}, [row.detail for row in rows]
+
+
+def test_a_kernel_with_a_missing_barrier_is_unstable(executor: GpuExecutor, tmp_path: Path) -> None:
+    """Without the barriers of its inner loop fa2 reads tiles that others are still copying."""
+    barrier = "__syncthreads();  // everyone's copies have landed, and everyone has left the previous block's V"
+    mutant = Mutant("fa2", "missing barrier", barrier, "")
+    broken = materialise(mutant, tmp_path)
+    unstable = check_determinism(broken, executor, runs=50).status is CheckStatus.FAIL
+    large = NumericsCase(Workload.of(2048, heads=32, head_dim=128), Distribution.NORMAL)
+    (wrong,) = check_numerics(broken, (large,), executor)
+    assert unstable or wrong.status is CheckStatus.FAIL

@@ -1,0 +1,128 @@
+"""Kernels broken on purpose: exact patches to the shipped sources, each a fault that attention kernels really have had.
+
+A patch names text that must occur exactly once in its ``.cu``, so none of them can rot unnoticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from attnprof.kernels.catalogue import select
+from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.workload import Workload
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken kernel: in ``kernel``'s source, ``old`` becomes ``new``."""
+
+    kernel: str
+    fault: str
+    old: str
+    new: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.kernel}-{self.fault.replace(' ', '-')}"
+
+
+MUTANTS = (
+    Mutant(
+        "naive",
+        "scale dropped",
+        "s_rmem, scale, smem + q_tile_bytes",
+        "s_rmem, 1.0f, smem + q_tile_bytes",
+    ),
+    Mutant(
+        "naive",
+        "last tile dropped",
+        "ceil_div(allowed_keys(row0 + rows - 1, seq_q, seq_kv, causal), OUTPUT_K);",
+        "allowed_keys(row0 + rows - 1, seq_q, seq_kv, causal) / OUTPUT_K;",
+    ),
+    Mutant(
+        "naive",
+        "mask top-left",
+        "min(row + 1 + (seq_kv - seq_q), seq_kv)",
+        "min(row + 1, seq_kv)",
+    ),
+    Mutant(
+        "naive",
+        "wrong KV head",
+        "v + head / group * seq_kv * HEAD_DIM",
+        "v + head % (gridDim.x / row_blocks / group) * seq_kv * HEAD_DIM",
+    ),
+    Mutant(
+        "naive",
+        "half of d unwritten",
+        "rows == OUTPUT_M, [&](int row) { return warp_row + row < rows ? 64 : 0; });",
+        "false, [&](int row) { return warp_row + row < rows ? 32 : 0; });",
+    ),
+    Mutant(
+        "naive",
+        "no max subtraction",
+        "const float shift = block_reduce(max_of(largest), minus_infinity(), warp_max_smem, Max()) * log2_e;",
+        "const float shift = 0.0f;",
+    ),
+    Mutant(
+        "fa2",
+        "scale dropped",
+        "float scale_log2) {  // scale * log2(e)",
+        "float) {\n    const float scale_log2 = LOG2_E;",
+    ),
+    Mutant(
+        "fa2",
+        "last tile dropped",
+        "const int kv_blocks = (kv_end + BLOCK_KV - 1) / BLOCK_KV;",
+        "const int kv_blocks = kv_end / BLOCK_KV;",
+    ),
+    Mutant(
+        "fa2",
+        "mask top-left",
+        "const int diagonal = q_start + seq_kv - seq_q + 1;",
+        "const int diagonal = q_start + 1;",
+    ),
+    Mutant(
+        "fa2",
+        "wrong KV head",
+        "head / heads_per_kv_head",
+        "head % (all_heads / heads_per_kv_head)",
+    ),
+    Mutant(
+        "fa2",
+        "half of d unwritten",
+        "if (row < rows) {",
+        "if (row < rows && chunk < CHUNKS / 2) {",
+    ),
+    Mutant(
+        "fa2",
+        "no max subtraction",
+        "shift[m][r] = high * -scale_log2;",
+        "shift[m][r] = 0.0f;",
+    ),
+)
+
+
+def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
+    """Write the broken source to a folder; the kernel as it is, but built from that.
+
+    Raises:
+        ValueError: the text to replace does not occur exactly once.
+    """
+    (spec,) = select([mutant.kernel])
+    source = spec.file.read_text(encoding="utf-8")
+    found = source.count(mutant.old)
+    if found != 1:
+        raise ValueError(f"{mutant.id}: {mutant.old!r} occurs {found} times in {spec.file.name}: renew the patch")
+    file = folder / f"{mutant.id}.cu"
+    file.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+
+    def moved(build: Build) -> Build:
+        return replace(build, file=file)
+
+    def plan(workload: Workload) -> LaunchPlan:
+        intact = spec.plan(workload)
+        return replace(intact, launches=tuple(replace(launch, build=moved(launch.build)) for launch in intact.launches))
+
+    return replace(spec, name=mutant.id, file=file, plan=plan, builds=tuple(moved(build) for build in spec.builds))

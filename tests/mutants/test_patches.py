@@ -1,0 +1,42 @@
+"""The mutants cover every fault for every kernel, and each patch still finds its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnprof.kernels.catalogue import builtin
+from attnprof.model.workload import Workload
+from tests.mutants.mutants import MUTANTS, Mutant, materialise
+
+FAULTS = {
+    "scale dropped",
+    "last tile dropped",
+    "mask top-left",
+    "wrong KV head",
+    "half of d unwritten",
+    "no max subtraction",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_patch_applies_and_the_plan_runs_the_patched_file(mutant: Mutant, tmp_path: Path) -> None:
+    spec = materialise(mutant, tmp_path)
+    assert mutant.new in spec.file.read_text(encoding="utf-8")
+    plan = spec.plan(Workload.of(64, heads=2))
+    assert {launch.build.file for launch in plan.launches} == {spec.file}
+    assert {build.file for build in spec.builds} == {spec.file}
+    assert {launch.build for launch in plan.launches} <= set(spec.builds)
+
+
+def test_a_patch_whose_place_is_gone_or_ambiguous_is_an_error(tmp_path: Path) -> None:
+    for old in ("no such text", "row"):
+        with pytest.raises(ValueError, match="renew the patch"):
+            materialise(replace(MUTANTS[0], old=old), tmp_path)
+
+
+def test_every_forward_attention_kernel_has_every_fault() -> None:
+    for spec in builtin():
+        assert {mutant.fault for mutant in MUTANTS if mutant.kernel == spec.name} == FAULTS, spec.name

@@ -1,0 +1,85 @@
+"""The real kernels pass the numerics check on the emulator, and each broken one fails it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnprof.check.numerics import check_numerics
+from attnprof.check.rows import CheckStatus
+from attnprof.check.workloads import NumericsCase, small_set
+from attnprof.compiler import Compiler
+from attnprof.emulator.executor import EmulatorExecutor
+from attnprof.kernels.catalogue import builtin
+from attnprof.kernels.inputs import Distribution
+from attnprof.model.devices import find
+from attnprof.model.dtypes import Dtype
+from attnprof.model.workload import Workload
+from tests.mutants.mutants import MUTANTS, Mutant, materialise
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def executor() -> EmulatorExecutor:
+    return EmulatorExecutor(Compiler(), find("A100-SXM4-80GB"))
+
+
+@pytest.mark.parametrize("spec", builtin(), ids=lambda spec: spec.name)
+def test_the_kernel_as_shipped_passes(spec, executor: EmulatorExecutor) -> None:
+    rows = list(check_numerics(spec, tuple(small_set()), executor))
+    assert [row.status for row in rows] == [CheckStatus.PASS, CheckStatus.PASS], [row.detail for row in rows]
+
+
+def telling_case(mutant: Mutant) -> NumericsCase:
+    """One small workload that shows the fault: a mutant needs only one to fail, and compiling is what takes time."""
+    shapes = {
+        "scale dropped": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
+        "last tile dropped": NumericsCase(Workload.of(17, seq_kv=70, heads=2, head_dim=64)),
+        "mask top-left": NumericsCase(Workload.of(5, seq_kv=2, heads=2, head_dim=64, causal=True)),
+        "wrong KV head": NumericsCase(Workload.of(17, heads=4, kv_heads=2, head_dim=64)),
+        "half of d unwritten": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
+        "no max subtraction": NumericsCase(Workload.of(17, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
+    }
+    return shapes[mutant.fault]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_mutant_fails(mutant: Mutant, executor: EmulatorExecutor, tmp_path: Path) -> None:
+    case = telling_case(mutant)
+    (intact,) = (spec for spec in builtin() if spec.name == mutant.kernel)
+    (good,) = check_numerics(intact, (case,), executor)
+    assert good.status is CheckStatus.PASS, good.detail
+    (bad,) = check_numerics(materialise(mutant, tmp_path), (case,), executor)
+    assert bad.status is CheckStatus.FAIL
+    # It ran, and its result is wrong: not a refused compilation or a crash.
+    assert any(word in bad.detail for word in ("relative error", "row", "never written", "nan", "inf")), bad.detail
+
+
+def test_the_telling_cases_are_part_of_what_check_runs() -> None:
+    """Each fault shows in the small set too: its shapes are at least as awkward as the telling ones."""
+    small = [(case.workload, case.distribution) for case in small_set()]
+    assert any(w.causal and (w.seq_q, w.seq_kv) == (5, 2) for w, _ in small)
+    assert any(w.seq_kv % 64 for w, _ in small)
+    assert any(1 < w.kv_heads < w.heads for w, _ in small)
+    assert any(d is Distribution.LARGE_LOGITS for _, d in small)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_log_sum_exp_of_fa2_is_right(dtype: Dtype, causal: bool, executor: EmulatorExecutor) -> None:
+    from attnprof.kernels.ladder import fa2
+
+    (spec,) = fa2.SPECS
+    cases = tuple(
+        NumericsCase(Workload.of(q, seq_kv=kv, heads=2, head_dim=64, dtype=dtype, causal=causal), distribution)
+        for q, kv, distribution in (
+            (5, 2, Distribution.NORMAL),
+            (70, 70, Distribution.NORMAL),
+            (70, 70, Distribution.LARGE_LOGITS),
+        )
+    )
+    (row,) = check_numerics(replace(spec, plan=fa2.plan_lse), cases, executor)
+    assert row.status is CheckStatus.PASS, row.detail
