@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnprof.check import softmax_workloads, workloads
+from attnprof.check.cases import cases_for
 from attnprof.check.numerics import check_determinism, check_numerics, check_overflow
 from attnprof.check.resources import Compiler, check_resources
 from attnprof.check.rows import Check, CheckRow, CheckStatus
+from attnprof.check.softmax_workloads import overflow_case
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.workload import Pass
@@ -77,12 +78,10 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
         yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
         return
     if check is Check.OVERFLOW:
-        yield check_overflow(spec, softmax_workloads.overflow_case(), executor, seed=options.seed)
+        yield check_overflow(spec, overflow_case(), executor, seed=options.seed)
         return
     full = options.full if options.full is not None else executor.backend == "gpu"
-    sets = softmax_workloads if spec.operation == "softmax" else workloads
-    cases = tuple(sets.full_set() if full else sets.small_set())
-    for row in check_numerics(spec, cases, executor, seed=options.seed, progress=options.progress):
+    for row in check_numerics(spec, cases_for(spec, full=full), executor, seed=options.seed, progress=options.progress):
         yield row
         if row.context_lost:
             return

@@ -101,6 +101,72 @@ MUTANTS = (
         "shift[m][r] = high * -scale_log2;",
         "shift[m][r] = 0.0f;",
     ),
+    Mutant(
+        "softmax-naive",
+        "edge dropped",
+        "for (int i = threadIdx.x; i < row.edge; i += blockDim.x) sum +=",
+        "for (int i = row.edge; i < row.edge; i += blockDim.x) sum +=",
+    ),
+    Mutant(
+        "softmax-naive",
+        "warps not combined",
+        "return block_sum(sum, scratch_smem);",
+        "return lanes_sum(sum);",
+    ),
+    Mutant(
+        "softmax-safe",
+        "edge dropped",
+        "sum += exponential(to_float(row.x[row.edge_column(i)]) - max);",
+        "sum += 0.0f;",
+    ),
+    Mutant(
+        "softmax-safe",
+        "warps not combined",
+        "return block_sum(sum, scratch_smem);",
+        "return lanes_sum(sum);",
+    ),
+    Mutant(
+        "softmax-safe",
+        "no max subtraction",
+        "const float max = row_max(row, max_smem);",
+        "const float max = 0.0f;",
+    ),
+    Mutant(
+        "softmax-online",
+        "edge dropped",
+        "include(running, to_float(row.x[row.edge_column(i)]));",
+        "include(running, NEGATIVE_INFINITY);",
+    ),
+    Mutant(
+        "softmax-online",
+        "warps not combined",
+        "return block_merge(running, scratch_smem);",
+        "return lanes_merge(running);",
+    ),
+    Mutant(
+        "softmax-online",
+        "no max subtraction",
+        "write_normalised(row, all.max, 1.0f / all.sum);",
+        "write_normalised(row, 0.0f, 1.0f / (all.sum * exponential(all.max)));",
+    ),
+    Mutant(
+        "softmax-fused",
+        "edge dropped",
+        "for (float edge : edge_rmem) total += exponential(edge - shift);",
+        "",
+    ),
+    Mutant(
+        "softmax-fused",
+        "warps not combined",
+        "return lanes_merge(some);",
+        "return warp;",
+    ),
+    Mutant(
+        "softmax-fused",
+        "no max subtraction",
+        "share.store(all.max, 1.0f / all.sum);",
+        "share.store(0.0f, 1.0f / (all.sum * exponential(all.max)));",
+    ),
 )
 
 
@@ -121,8 +187,14 @@ def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
     def moved(build: Build) -> Build:
         return replace(build, file=file)
 
-    def plan(workload: Workload) -> LaunchPlan:
-        intact = spec.plan(workload)
+    def patched(intact: LaunchPlan) -> LaunchPlan:
         return replace(intact, launches=tuple(replace(launch, build=moved(launch.build)) for launch in intact.launches))
 
-    return replace(spec, name=mutant.id, file=file, plan=plan, builds=tuple(moved(build) for build in spec.builds))
+    def plan(workload: Workload) -> LaunchPlan:
+        return patched(spec.plan(workload))
+
+    def plan_on(workload: Workload, arch: str) -> LaunchPlan:
+        return patched(spec.plan_for(workload, arch))
+
+    builds = tuple(moved(build) for build in spec.builds)
+    return replace(spec, name=mutant.id, file=file, plan=plan, plan_on=plan_on, builds=builds)
