@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from functools import cache
 
 import pytest
+
+# Before NumPy is imported: the tests multiply small matrices, where BLAS threads that wait for one another on busy
+# cores make the suite several times slower.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -47,7 +47,8 @@ class FakeClock:
 class FakeTimed:
     """Something with scripted times: a peer, a copy, a matrix product.
 
-    ``time_s`` is the time of one launch, or a function of the index of the call.
+    ``time_s`` is the time of one launch, or a function of the index of the call; ``overhead_s`` is host time that each
+    launch takes besides (a cache flush).
     """
 
     time_s: float | Callable[[int], float] = 1e-3
@@ -56,13 +57,14 @@ class FakeTimed:
     throttle_reasons: Callable[[int], tuple[str, ...]] = lambda _: ()
     on_time: Callable[[int], None] = lambda _: None
     calls: list[tuple[int, bool]] = field(default_factory=list)
+    overhead_s: float = 0.0
 
     def time(self, launches: int, *, cold_l2: bool) -> Sample:
         index = len(self.calls)
         self.calls.append((launches, cold_l2))
         self.on_time(index)
         seconds = self.time_s(index) if callable(self.time_s) else self.time_s
-        self.clock.advance(launches * seconds + 1e-5)
+        self.clock.advance(launches * (seconds + self.overhead_s) + 1e-5)
         return Sample(
             time_s=seconds,
             launches=launches,

@@ -202,8 +202,9 @@ class _Attempt:
         sampling, run = self._sampling, self._run
         series = sampling.series.get(self._spec.name) if sampling else None
         stats = TimeStats.of(series.samples, warmup_launches=series.warmup_launches) if series else None
-        # Below the timer's resolution a rate would be noise, and at 0 s infinite.
-        median_s = stats.median_s if series and stats and series.resolved and stats.median_s > 0.0 else None
+        # Below the timer's resolution a rate would be noise, and at 0 s infinite; of a failed run it means nothing.
+        sound = series is not None and series.resolved and status is not RowStatus.ERROR
+        median_s = stats.median_s if sound and stats and stats.median_s > 0.0 else None
         roof_time_s = self._roof.time_s
         finished = BenchRow(
             kernel=self._spec.name,

@@ -91,19 +91,21 @@ class UntilSteady:
 
     Every contestant needs ``min_samples`` samples and ``min_time_s`` of accumulated time, then a relative standard
     deviation under ``max_relative_std``; a contestant that is noisier by nature is done once its noise has settled:
-    its last 64 values differ by less than ``settled`` of the present one (both from NVBench, stdrel criterion).
+    its last 64 values differ by less than ``settled`` of the present one (both from NVBench, stdrel criterion). Short
+    kernels between cache flushes accumulate slowly: ``patience`` times ``min_time_s`` of host time will do instead.
     """
 
     min_samples: int = 10
     min_time_s: float = 0.5
     max_relative_std: float = 0.005
     settled: float = 0.05
+    patience: float = 4.0
     time_limit_s: float = 15.0
     max_samples: int = 10_000
 
     def stop(self, series: Sequence[Series], elapsed_s: float) -> StopReason | None:
         """As `StoppingRule.stop`."""
-        states = [self._state(one) for one in series]
+        states = [self._state(one, elapsed_s) for one in series]
         if all(state is not None for state in states):
             return StopReason.NOISE_SETTLED if StopReason.NOISE_SETTLED in states else StopReason.STEADY
         if elapsed_s >= self.time_limit_s:
@@ -112,13 +114,13 @@ class UntilSteady:
             return StopReason.SAMPLE_LIMIT
         return None
 
-    def _state(self, series: Series) -> StopReason | None:
+    def _state(self, series: Series, elapsed_s: float) -> StopReason | None:
         if len(series.samples) < self.min_samples:
             return None
         if not series.resolved:
             # Its figures are marked as below the resolution: more samples would not make them better.
             return StopReason.STEADY
-        if series.accumulated_s < self.min_time_s:
+        if series.accumulated_s < self.min_time_s and elapsed_s < self.patience * self.min_time_s:
             return None
         noise = series.relative_std
         if noise is None:

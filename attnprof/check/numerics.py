@@ -72,7 +72,7 @@ def _numerics_row(
             status=status,
             value=worst.value if worst else None,
             limit=worst.limit if worst else None,
-            unit=None,
+            unit=f"relative L2, {dtype}" if worst else None,
             arch=executor.arch,
             detail=detail,
             cases=tuple(done),

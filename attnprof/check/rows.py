@@ -57,7 +57,7 @@ class CheckRow:
         status: the verdict.
         value: the worst value found; None where the check yields none.
         limit: what it may be at most (``occupancy``: at least).
-        unit: of both, e.g. ``bytes``; None for a plain number.
+        unit: of both, e.g. ``bytes``; None where there is no value.
         arch: the architecture it holds for.
         detail: where the worst value was found, or why the check failed or was skipped.
         cases: the single workloads of a numerics check.

@@ -199,6 +199,19 @@ def test_a_lost_context_keeps_the_rows_before_it_and_names_itself_after_it() -> 
     assert {row.reason for row in rows[3:]} == {"context lost: bad crashed on b1 h2 s65 d64 fp16"}
 
 
+def test_a_fault_while_timing_keeps_the_samples_but_gives_no_rates() -> None:
+    def fault(plan: LaunchPlan, index: int) -> None:
+        if index == 6:
+            raise KernelFault("illegal address")
+
+    (row,) = sweep(FakeExecutor(on_time=fault), [fake_spec()], [small()])
+    assert (row.status, row.reason) == (RowStatus.ERROR, "illegal address")
+    assert row.time is not None
+    assert len(row.time.samples) == 4
+    assert row.flops_per_s is row.pct_of_roof is None
+    assert row.stop_reason == "fault"
+
+
 def test_an_interrupt_keeps_the_samples_of_its_row_and_ends_the_sweep() -> None:
     def interrupt(plan: LaunchPlan, index: int) -> None:
         if seq_of(plan) == 65 and index == 6:

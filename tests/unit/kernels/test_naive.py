@@ -1,16 +1,24 @@
-"""The naive rung without a GPU: what it plans, what it predicts and what it refuses."""
+"""The naive rung without a GPU: what it plans, predicts and refuses, and what the emulator makes of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
+from attnprof.compiler.compiler import Compiler
+from attnprof.emulator.executor import EmulatorExecutor, Mode
+from attnprof.emulator.trace import Trace
+from attnprof.kernels.inputs import make_inputs
 from attnprof.kernels.ladder import naive
 from attnprof.kernels.ladder.naive import SPECS, TILES, demand, plan, plan_with, unsupported
 from attnprof.kernels.plan import Launch, LaunchPlan, Scalar
+from attnprof.kernels.verify import verify
+from attnprof.model.devices import find
 from attnprof.model.dtypes import Dtype
+from attnprof.model.rounding import decode
 from attnprof.model.traffic import three_kernel_demand
 from attnprof.model.workload import Pass, Workload
 
@@ -182,3 +190,94 @@ def test_other_tiles_change_the_build_and_the_launches_together(row_vectors: int
     assert (output.threads, output.smem_bytes, output.blocks) == (256, 98304, 32 * 128)
     assert dict(scores.build.defines)["ROW_VECTORS"] == str(row_vectors)
     assert scores.build == softmax.build == output.build != plan(Workload.of(32768)).launches[0].build
+
+
+def emulate(
+    workload: Workload, a_plan: LaunchPlan, inputs: dict[str, np.ndarray], mode: Mode = Mode.FAST
+) -> tuple[np.ndarray, Trace]:
+    """The output in storage form, and what was seen; a fault fails the launch."""
+    with EmulatorExecutor(Compiler(), find("H200"), mode=mode).prepare(a_plan) as run:
+        for name in ("q", "k", "v"):
+            run.write(name, inputs[name])
+        run.poison()
+        run.launch()
+        return run.read("o"), run.trace
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(head_dim: int) -> None:
+    workload = Workload.of(256, heads=1, head_dim=head_dim)
+    inputs = dict(make_inputs(workload))
+    o, trace = emulate(workload, plan(workload), inputs, Mode.ALL)
+    assert verify(workload, ("s", "p", "o"), inputs, o).passed
+    for stage, kernel in zip(demand(workload).stages, trace.kernels, strict=True):
+        moved = {(name, "read"): kernel.tensor(name).unique_read_bytes for name in "qkvso"}
+        moved |= {(name, "write"): kernel.tensor(name).unique_write_bytes for name in "qkvso"}
+        # P overwrites S.
+        predicted = {(line.tensor.lower().replace("p", "s"), line.direction): line.bytes for line in stage.ledger}
+        assert {key: size for key, size in moved.items() if size} == predicted
+        assert kernel.counters.matrix_flops == stage.tensor_flops
+        assert kernel.counters.exponentials == stage.exponentials
+        assert kernel.counters.bank_conflicts == 0
+        assert kernel.counters.coalescing_efficiency == 1.0
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload.of(300, seq_kv=333, heads=2, kv_heads=1, causal=True, dtype=Dtype.BF16),
+        Workload.of(257, seq_kv=129, heads=2, causal=True),
+        Workload.of(5, seq_kv=2, batch=2, heads=3, causal=True, head_dim=64, dtype=Dtype.BF16),
+        Workload.of(1, seq_kv=513, batch=2, heads=4, kv_heads=2, head_dim=64),
+        Workload.of(1, heads=1),
+    ],
+    ids=lambda w: w.label,
+)
+def test_emulated_ragged_masked_and_grouped_heads_are_right(workload: Workload) -> None:
+    inputs = dict(make_inputs(workload))
+    o, _ = emulate(workload, plan(workload), inputs, Mode.CHECKS)
+    verdict = verify(workload, ("s", "p", "o"), inputs, o)
+    assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores_m": 128, "scores_n": 128, "row_vectors": 4},
+        {"output_m": 256, "output_k": 32, "output_stages": 4, "output_blocks": 1},
+        {"scores_n": 128, "scores_blocks": 1, "output_m": 256, "output_stages": 4, "output_blocks": 1},
+    ],
+    ids=lambda changes: " ".join(f"{name}={size}" for name, size in changes.items()),
+)
+def test_emulated_other_tiles_give_the_same_bits(changes: dict[str, int]) -> None:
+    workload = Workload.of(150, seq_kv=170, heads=1, causal=True)
+    inputs = dict(make_inputs(workload))
+    tuned, _ = emulate(workload, plan(workload), inputs)
+    other, _ = emulate(workload, plan_with(workload, replace(TILES[128], **changes)), inputs, Mode.CHECKS)
+    assert np.array_equal(tuned, other)
+
+
+@pytest.mark.parametrize("seq_kv", [1000, 2048])
+def test_emulated_long_rows_give_what_rows_on_chip_give(seq_kv: int) -> None:
+    workload = Workload.of(2, seq_kv=seq_kv, heads=1, head_dim=64, causal=True)
+    inputs = dict(make_inputs(workload))
+    on_chip = plan(workload)
+    long_rows = replace(
+        on_chip,
+        launches=tuple(
+            replace(a_launch, entry="naive_softmax_long", block=(64, 1, 1)) if a_launch.stage == "softmax" else a_launch
+            for a_launch in on_chip.launches
+        ),
+    )
+    o, _ = emulate(workload, long_rows, inputs, Mode.CHECKS)
+    assert verify(workload, ("s", "p", "o"), inputs, o).passed
+
+
+def test_emulated_nan_reaches_the_rows_that_it_touches_and_no_other() -> None:
+    workload = Workload.of(70, heads=1, head_dim=64)
+    inputs = {name: values.copy() for name, values in make_inputs(workload).items()}
+    inputs["q"][0, 0, 3, 5] = np.float16("nan")
+    o, _ = emulate(workload, plan(workload), inputs)
+    rows = np.isnan(decode(o, workload.dtype)[0, 0])
+    assert rows[3].all()
+    assert not np.delete(rows, 3, axis=0).any()
