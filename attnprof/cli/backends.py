@@ -17,6 +17,7 @@ from attnprof.model.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from attnprof.bench.rows import MeasuredRate
     from attnprof.bench.runner import BenchOptions, PeerFactory
+    from attnprof.compiler import Compiler
     from attnprof.gpu.executor import GpuExecutor
     from attnprof.gpu.peers import Peer
     from attnprof.kernels.executor import Executor
@@ -103,28 +104,40 @@ def check_peers(names: Sequence[str]) -> tuple[str, ...]:
     return values.choices(names, "--peer", tuple(name for name in PEERS if name not in _RATES))
 
 
-def open_checker(backend: str | None) -> Checker:
+def open_checker(backend: str | None, compiler: Compiler) -> Checker:
     """What ``check`` runs kernels on: the GPU if there is one, else the emulator.
 
     Raises:
-        EnvironmentProblem: ``backend`` is ``gpu`` and there is none.
+        EnvironmentProblem: ``backend`` names one that can't be had.
     """
     if backend == "gpu":
         return _on_gpu(open_gpu())
-    if backend is None:
-        try:
-            return _on_gpu(open_gpu())
-        except EnvironmentProblem as problem:
-            return _on_emulator(problem.message)
-    return _on_emulator(None)
+    if backend == "emulator":
+        return _on_emulator(compiler, None)
+    try:
+        return _on_gpu(open_gpu())
+    except EnvironmentProblem as problem:
+        no_gpu = problem.message
+    try:
+        return _on_emulator(compiler, no_gpu)
+    except EnvironmentProblem as problem:
+        hint = f" ({problem.hint})" if problem.hint else ""
+        return Checker(None, f"nothing: {no_gpu}; no emulator: {problem.message}{hint}", f"{no_gpu}; {problem.message}")
 
 
 def _on_gpu(executor: GpuExecutor) -> Checker:
     return Checker(executor, f"the GPU: {executor.device.name}, compiled for {executor.arch}", None)
 
 
-def _on_emulator(why_not_gpu: str | None) -> Checker:
-    return Checker(None, f"nothing ({why_not_gpu}): compile checks only", why_not_gpu)
+def _on_emulator(compiler: Compiler, no_gpu: str | None) -> Checker:
+    from attnprof.compiler import nvrtc
+    from attnprof.emulator.executor import EmulatorExecutor
+    from attnprof.model import devices
+
+    nvrtc.version()  # without NVRTC there is no PTX to emulate: better said once here than by every kernel
+    executor = EmulatorExecutor(compiler, devices.find(devices.DEFAULT_GPU))
+    line = f"the emulator, standing for {executor.device.name} and compiled for {executor.arch}"
+    return Checker(executor, f"{line} ({no_gpu})" if no_gpu else line, no_gpu)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 
 from attnprof import __version__
 from attnprof.cli import command
-from attnprof.cli.environment import Environment, silence
+from attnprof.cli.environment import Environment
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.plain import PlainCommand, PlainGroup
 from attnprof.model.errors import AttnprofError
@@ -45,9 +45,6 @@ def run(arguments: Sequence[str], environment: Environment) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _report(environment, "interrupted", None)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # --help into a closed pipe; Environment.out handles the rest
-        silence(environment.stdout)
-        return ExitCode.OK
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Typer commands whose options stay the text that was typed.
+"""Typer commands whose options stay the text that was typed, and whose help goes the way of all output.
 
 Some versions of Typer convert every value with Pydantic, whose import takes longer than Typer's own. Every option here
 is text or a flag: `attnprof.cli.values` reads the text, and says in one line what is wrong with it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 
@@ -28,6 +29,8 @@ class PlainGroup(TyperGroup):
 
 
 def _plain(option: Any) -> Any:
+    if option.name == "help":
+        option.callback = _show_help
     if hasattr(option, "get_runtime_param"):  # only where Typer would convert with Pydantic
 
         def process_value(context: Any, value: Any) -> Any:
@@ -35,3 +38,9 @@ def _plain(option: Any) -> Any:
 
         option.process_value = process_value
     return option
+
+
+def _show_help(context: Any, _option: Any, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.obj.out(context.get_help() + "\n")
+        raise typer.Exit

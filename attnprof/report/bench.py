@@ -21,6 +21,10 @@ def _in(scale: float) -> Any:
     return lambda value: units.fixed(value / scale)
 
 
+def _pct_of_roof(value: float) -> str:
+    return f"{units.fixed(value)}{'!' if value > 100.0 else ''}"
+
+
 def _spread(row: Row) -> str:
     """The median absolute deviation, in percent of the median."""
     time = row["time_s"]
@@ -41,9 +45,17 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
         Column("time_s.mad", "Spread", "median absolute deviation (s)", csv="time_mad_s", row_text=_spread),
         Column("time_s.min", "Fastest", "fastest sample (s)", units.time, show="never", csv="time_min_s"),
         _predicted("predicted_time_s"),
-        Column("pct_of_roof", "% roof", "roof time over measured time (%)", _in(1.0)),
+        Column("pct_of_roof", "% roof", "roof time over measured time (%), above 100 marked !", _pct_of_roof),
         Column("flops_per_s", "TFLOP/s", "matrix FLOPs of the workload over the median time (FLOP/s)", _in(1e12)),
         Column("hbm_bytes_per_s", "TB/s", "ledger bytes over the median time (B/s)", _in(1e12)),
+        Column(
+            "measured_speedup_vs_naive",
+            "vs naive",
+            "measured time of naive over that of this kernel, where naive was measured too",
+            units.ratio,
+            show="known",
+        ),
+        _predicted("speedup_vs_naive", show="never"),
         _predicted("bound", show="never"),
         *(_peer(name) for name in peers),
         Column("max_rel_error", "Error", "relative L2 error against float64", units.error),
@@ -66,8 +78,9 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
 
 
 LEGEND = (
-    "Time: median; spread: median absolute deviation. % roof: roof time / time, above 100 only where traffic stays in "
-    "a cache or a ceiling is wrong. TB/s: predicted traffic / time. Error: relative, against float64.",
+    "Time: the median; spread: the median absolute deviation. Predicted: see attnprof roofline.",
+    "% roof: roof time / time; above 100 (!) only where traffic stays in a cache or a ceiling is wrong.",
+    "TFLOP/s: matrix FLOPs of the workload / time. TB/s: predicted traffic / time. Error: relative, against float64.",
 )
 
 
@@ -76,7 +89,8 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] != "ok":
-            found.setdefault(f"{row['status']}: {row['reason']}", []).append(row)
+            why = row["status"] if row["reason"] == row["status"] else f"{row['status']}: {row['reason']}"
+            found.setdefault(why, []).append(row)
         for peer, result in row["peers"].items():
             if result["reason"] and row["status"] == "ok":
                 found.setdefault(f"no time of {peer}: {result['reason']}", []).append(row)

@@ -58,6 +58,12 @@ def detail_rows(device: DeviceSpec) -> list[dict[str, Any]]:
     return rows
 
 
+def unknown_notes(device: DeviceSpec) -> tuple[str, ...]:
+    """Why ceilings are unknown, each reason once."""
+    reasons = (reason for dtype in DTYPES for _, reason in ceilings(device, dtype).missing)
+    return tuple(dict.fromkeys(reasons))
+
+
 def list_row(device: DeviceSpec) -> dict[str, Any]:
     """The device as `DeviceSpec.as_json` gives it, with its fp16 knee."""
     return {**device.as_json(), "knee": ceilings(device, Dtype.FP16).knee_flops_per_byte}

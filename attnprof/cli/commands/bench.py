@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, gpus, options, values
+from attnprof.cli import backends, baseline, gpus, options, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import Output, output
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attnprof.bench.rows import BenchRow, MeasuredRate
     from attnprof.bench.runner import BenchOptions
     from attnprof.kernels.executor import TimedExecutor
+    from attnprof.model.workload import Workload
     from attnprof.report.document import Report
 
 
@@ -116,11 +117,23 @@ class _Run:
     peers: tuple[str, ...]
     rates: tuple[MeasuredRate, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
+    naive_s: dict[Workload, float] = field(default_factory=dict)
     interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.baseline = baseline.Baseline(self.executor.device, self.settings.ceilings)
 
     def add(self, row: BenchRow) -> None:
         """Take a finished row in, and save all rows so far."""
-        self.rows.append({**row.as_row(), "gpu": self.executor.device.name})
+        values: dict[str, Any] = row.as_row()
+        median_s = row.time.median_s if row.time is not None and row.status == "ok" else None
+        if row.kernel == baseline.NAME and median_s:
+            self.naive_s[row.workload] = median_s
+        naive_s = self.naive_s.get(row.workload)
+        values["gpu"] = self.executor.device.name
+        values["speedup_vs_naive"] = self.baseline.speedup(row.workload, values["roof_time_s"])
+        values["measured_speedup_vs_naive"] = naive_s / median_s if naive_s and median_s else None
+        self.rows.append(values)
         self.interrupted |= str(row.status) == "interrupted"
         self.out.save(self.report())
 

@@ -59,7 +59,7 @@ def check(
     interrupted = False
     with backends.warnings_on(env), Progress(env) as progress:
         compiler = Compiler()
-        where = backends.open_checker("gpu" if require_gpu else wanted)
+        where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
         settings = CheckOptions(checks=checks, seed=seed_value, no_executor=where.reason or "", progress=progress.step)
         heading = gpus.labelled("Runs on", where.line)
 

@@ -115,7 +115,12 @@ def _section(spec: DeviceSpec, name: str, notes: tuple[str, ...] = ()) -> Sectio
     heading = [name, gpus.device_facts(spec), gpus.labelled("", shared)]
     if clocks:
         heading.append(gpus.labelled("Clocks", " · ".join(clocks)))
-    more = [*notes, *([spec.note] if spec.note else []), *(f"source: {source}" for source in spec.references)]
+    more = [
+        *notes,
+        *view.unknown_notes(spec),
+        *([spec.note] if spec.note else []),
+        *(f"source: {source}" for source in spec.references),
+    ]
     return Section(tuple(heading), view.detail_rows(spec), tuple(more))
 
 

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from attnprof.kernels.spec import KernelSpec
     from attnprof.model.ceilings import Source
     from attnprof.model.devices import DeviceSpec
-    from attnprof.model.roofline import Roofline
     from attnprof.model.workload import Workload
-
-BASELINE = "naive"
 
 
 def roofline(
@@ -102,29 +99,24 @@ def predict(
     A kernel that can't run here is predicted all the same: the figures are those of its ledger on this GPU, and
     ``unsupported`` says why it can't.
     """
-    from attnprof.kernels import catalogue
+    from attnprof.cli.baseline import Baseline
     from attnprof.model.roofline import roofline as roofline_of
     from attnprof.model.roofline import row
 
-    (baseline,) = catalogue.select([BASELINE])
+    baseline = Baseline(device, source)
     rows: list[dict[str, Any]] = []
     for workload in workloads:
-        naive = roofline_of(workload, baseline.demand(workload), device, source)
         for spec in specs:
             demand = spec.demand(workload)
             roof = roofline_of(workload, demand, device, source)
             rows.append(
                 {
-                    **row(spec.name, workload, demand, roof, speedup_vs_naive=_speedup(naive, roof)),
+                    **row(spec.name, workload, demand, roof, speedup_vs_naive=baseline.speedup(workload, roof.time_s)),
                     "gpu": device.name,
                     "unsupported": spec.unsupported(workload) or spec.runs_on(device.compute_capability),
                 }
             )
     return rows
-
-
-def _speedup(naive: Roofline, roof: Roofline) -> float | None:
-    return naive.time_s / roof.time_s if naive.time_s is not None and roof.time_s else None
 
 
 COMMAND = Command(roofline, order=10, example="attnprof roofline --seq 32768 --gpu H200")

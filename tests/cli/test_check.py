@@ -1,0 +1,151 @@
+"""``attnprof check`` with a fake compiler and a fake device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnprof.compiler
+from attnprof.cli import backends, options
+from attnprof.kernels.plan import Build
+from attnprof.model.errors import CompileError, EnvironmentProblem
+from tests.cli.conftest import Cli, Result
+from tests.fakes import FakeExecutor, attend, fake_compiled, fake_spec
+
+Snapshot = Callable[[str, str], None]
+
+
+class Compiler:
+    """Compiles anything, or fails as told."""
+
+    spill_bytes = 0
+    error: Exception | None = None
+
+    def compile(self, build: Build, arch: str, *, target: str = "cubin") -> Any:
+        if self.error is not None:
+            raise self.error
+        return fake_compiled(build, arch, spill_bytes=self.spill_bytes)
+
+
+@pytest.fixture
+def check(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs ``check`` on what is given; without an executor there is neither a GPU nor an emulator."""
+
+    def run(executor: FakeExecutor | None, *arguments: str, compiler: Any = None, **variables: Any) -> Result:
+        def open_gpu() -> FakeExecutor:
+            if executor is None or executor.backend != "gpu":
+                raise EnvironmentProblem("no GPU: there is no NVIDIA driver", "attnprof roofline --gpu NAME")
+            return executor
+
+        def on_emulator(compiler: Any, no_gpu: str | None) -> backends.Checker:
+            if executor is None:
+                raise EnvironmentProblem("NVRTC is missing", "pip install 'attnprof[nvrtc]'")
+            return backends.Checker(executor, "the emulator", no_gpu)
+
+        monkeypatch.setattr(backends, "open_gpu", open_gpu)
+        monkeypatch.setattr(backends, "_on_emulator", on_emulator)
+        monkeypatch.setattr(attnprof.compiler, "Compiler", lambda: compiler or Compiler())
+        monkeypatch.setattr(options, "kernels", lambda _: (fake_spec("fa2[causal]"),))
+        return cli("check", *arguments, **variables)
+
+    return run
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "md", "json"])
+def test_without_anything_to_run_on(check: Callable[..., Result], snapshot: Snapshot, form: str) -> None:
+    result = check(None, *([] if form == "table" else [f"--{form}"]))
+    assert result.code == 0
+    snapshot(f"check.{'txt' if form == 'table' else form}", result.out)
+    if form == "table":
+        assert result.out.endswith("8 passed, 0 failed, 2 skipped\n")
+        assert "skipped: fa2[causal] numerics, fa2[causal] determinism: no GPU" in result.out
+
+
+def test_json_rows(check: Callable[..., Result]) -> None:
+    document = check(FakeExecutor(backend="emulator"), "--check", "numerics", "--json").json
+    assert document["backend"] == "emulator"
+    assert document["reason"] == "no GPU: there is no NVIDIA driver"
+    assert document["summary"] == {"passed": 2, "failed": 0, "skipped": 0}
+    for row in document["rows"]:
+        assert {"kernel", "check", "status", "value", "limit", "arch", "detail"} <= row.keys()
+        assert row["check"] == "numerics"
+        assert row["status"] == "pass"
+        assert 0 < row["value"] < row["limit"]
+
+
+def test_a_gpu_is_taken_if_there_is_one(check: Callable[..., Result]) -> None:
+    # The full set is large for a fake that computes with NumPy: the compile checks show which backend it is.
+    document = check(FakeExecutor(), "--check", "compile", "--json").json
+    assert (document["backend"], document["reason"]) == ("gpu", None)
+    document = check(FakeExecutor(), "--check", "compile", "--backend", "gpu", "--json").json
+    assert document["device"]["name"] == "H200"
+
+
+@pytest.mark.parametrize("option", [("--require-gpu",), ("--backend", "gpu")])
+def test_a_required_gpu_that_is_missing(check: Callable[..., Result], option: tuple[str, ...]) -> None:
+    result = check(FakeExecutor(backend="emulator"), *option)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.splitlines()[0] == "error: no GPU: there is no NVIDIA driver"
+
+
+def test_a_required_emulator_that_is_missing(check: Callable[..., Result]) -> None:
+    result = check(None, "--backend", "emulator")
+    assert result.code == 2
+    assert "NVRTC is missing" in result.err
+    assert "pip install 'attnprof[nvrtc]'" in result.err
+
+
+def test_a_wrong_kernel_fails(check: Callable[..., Result], snapshot: Snapshot) -> None:
+    def half(plan: Any, memory: Any) -> Any:
+        outputs = attend(plan, memory)
+        outputs["o"][..., plan.tensor("o").shape[-1] // 2 :] = 0
+        return outputs
+
+    result = check(FakeExecutor(backend="emulator", compute=half), "--check", "numerics", COLUMNS="60")
+    assert result.code == 1
+    assert result.out.endswith("0 passed, 2 failed, 0 skipped\n")
+    assert "fail: fa2[causal] numerics" in " ".join(result.out.split())
+
+
+def test_spills_fail(check: Callable[..., Result]) -> None:
+    compiler = Compiler()
+    compiler.spill_bytes = 8
+    result = check(None, compiler=compiler)
+    assert result.code == 1
+    assert "fail: fa2[causal] spills sm_80" in result.out
+
+
+def test_a_compile_error_fails_and_a_missing_compiler_skips(check: Callable[..., Result]) -> None:
+    compiler = Compiler()
+    compiler.error = CompileError("fa2.cu(3): expected a ';'")
+    failed = check(None, compiler=compiler)
+    assert failed.code == 1
+    assert "fa2.cu(3): expected a ';'" in failed.out
+    compiler.error = EnvironmentProblem("cuda_fp16.h is missing", "pip install nvidia-cuda-runtime")
+    skipped = check(None, compiler=compiler)
+    assert skipped.code == 0
+    assert "cuda_fp16.h is missing (pip install nvidia-cuda-runtime)" in skipped.out
+
+
+def test_an_interrupt_keeps_the_finished_rows(check: Callable[..., Result], tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "check.json"
+    result = check(FakeExecutor(backend="emulator", on_prepare=interrupt), "--output", str(file))
+    assert result.code == 130
+    assert result.out.endswith("8 passed, 0 failed, 0 skipped, interrupted\n")
+    saved = json.loads(file.read_text())
+    assert len(saved["rows"]) == 8
+    assert saved["interrupted"] is True
+
+
+def test_progress_names_each_finished_check(check: Callable[..., Result]) -> None:
+    lines = check(None).err.splitlines()
+    assert lines[0] == "fa2[causal] compile sm_80: pass (4 of 4 variants)"
+    assert len(lines) == 10
