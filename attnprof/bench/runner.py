@@ -134,7 +134,10 @@ class _Attempt:
         self._flops = spec.flops(workload)
         self._hbm_bytes = demand.hbm_bytes
         self._roof: Roofline = roofline(workload, demand, executor.device, options.ceilings, flops=self._flops)
-        self._prediction = row(spec.name, workload, demand, self._roof, flops=self._flops)
+        self._prediction = {
+            **row(spec.name, workload, demand, self._roof, flops=self._flops),
+            "operation": spec.operation,
+        }
         self._run: TimedRun | None = None
         self._verification: Verification | None = None
         self._sampling: Sampling | None = None
