@@ -104,7 +104,9 @@ class WorkloadOptions:
                 f"--rows and --cols are for softmax kernels; {others[0]} computes attention",
                 "attnprof kernels lists both; attention takes --seq",
             )
-        return specs, self._matrices() if matrices else self.workloads(with_fp32=bool(specs) and not others)
+        if others:
+            values.choices(self.dtype or ["fp16"], "--dtype", ("fp16", "bf16"))  # the tensor cores' types
+        return specs, self._matrices() if matrices else self.workloads()
 
     def _matrices(self) -> tuple[Workload, ...]:
         from attnprof.model.dtypes import Dtype
@@ -127,7 +129,7 @@ class WorkloadOptions:
             for dtype, c, r in itertools.product(dtypes, columns, rows or (0,))
         )
 
-    def workloads(self, default_seq: str = "1k:32k:x2", *, with_fp32: bool = False) -> tuple[Workload, ...]:
+    def workloads(self, default_seq: str = "1k:32k:x2") -> tuple[Workload, ...]:
         """Every combination of the values that were given, lengths first.
 
         Raises:
@@ -147,8 +149,7 @@ class WorkloadOptions:
             )
         batch = values.count(self.batch, "--batch", example="1")
         head_dims = values.counts(self.head_dim or ["128"], "--head-dim", example="128")
-        allowed = ("fp16", "bf16", "fp32") if with_fp32 else ("fp16", "bf16")
-        dtypes = values.choices(self.dtype or ["fp16"], "--dtype", allowed)
+        dtypes = values.choices(self.dtype or ["fp16"], "--dtype", [str(dtype) for dtype in Dtype])
         direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
         combinations = len(lengths) * max(len(kv_lengths), 1) * len(head_dims) * len(dtypes)
         _check_sweep(combinations, "--seq 1k:32k:x2")
