@@ -44,12 +44,22 @@ constexpr float LOG2_E = 1.4426950408889634f;
 // well: it only keeps P in range, and fp16 reaches 2^16. At 0 every new maximum rescales.
 constexpr float RESCALE_THRESHOLD = RESCALE_LOG2;
 
+// A value that is the same in all lanes, so that the compiler knows it too and gives it a uniform register.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(ALL_LANES, value, 0); }
+
+// The address of a row in a tensor. Row numbers over all heads fit 32 bits, elements do not.
+template <typename T>
+__device__ __forceinline__ T* at_row(T* tensor, unsigned row) {
+    return tensor + static_cast<unsigned long long>(row) * HEAD_DIM;
+}
+
 // Copy a whole tile of `rows` rows. In global memory its chunks follow one another, so thread t takes chunks t, t +
 // THREADS, and so on; they lie a multiple of 8 rows apart, where the swizzle is the same.
 template <int rows>
 __device__ __forceinline__ void copy_rows(unsigned tile_smem, const element* tile) {
-    const element* from = tile + threadIdx.x * 8;
-    const unsigned to_smem = tile_smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    const unsigned thread = computed_late(threadIdx.x);
+    const element* from = tile + thread * 8;
+    const unsigned to_smem = tile_smem + swizzled<CHUNKS>(thread / CHUNKS, thread % CHUNKS);
 #pragma unroll
     for (int row = 0; row < rows; row += COPY_ROWS) cp_async_16(to_smem + row * ROW_BYTES, from + row * HEAD_DIM);
 }
@@ -251,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 float scale_log2) {  // scale * log2(e)
     extern __shared__ __align__(128) unsigned char smem[];
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0);
+    const int warp = uniform(threadIdx.x / 32);
 
     // Blocks of one head are neighbours in the grid and share its K and V through L2. Under a causal mask the longest
     // rows start first, so that the short ones fill the gaps at the end.
@@ -259,14 +269,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (head >= all_heads) return;  // y is limited to 65,535, so z takes over, and its last layer may be part empty
     const int q_start = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_Q;
     const int q_rows = min(BLOCK_Q, seq_q - q_start);
-    const long long first_row = static_cast<long long>(head) * seq_q + q_start;
+    const unsigned first_row = head * seq_q + q_start;  // of Q and O, over all heads
 
     // Row i sees keys up to i + seq_kv - seq_q (bottom-right). Blocks of keys that not even the last row sees are never
     // loaded; blocks that even the first row sees whole need no mask.
     const int diagonal = q_start + seq_kv - seq_q + 1;  // keys that the first row sees, if causal; may be negative
     const int kv_end = CAUSAL ? max(0, min(seq_kv, diagonal + q_rows - 1)) : seq_kv;
-    const int kv_blocks = (kv_end + BLOCK_KV - 1) / BLOCK_KV;
-    const int unmasked_blocks = (CAUSAL ? max(0, min(seq_kv, diagonal)) : seq_kv) / BLOCK_KV;
+    const int kv_blocks = uniform((kv_end + BLOCK_KV - 1) / BLOCK_KV);
+    const int unmasked_blocks = uniform((CAUSAL ? max(0, min(seq_kv, diagonal)) : seq_kv) / BLOCK_KV);
 
     const unsigned q_smem = smem_address(smem);
     const unsigned kv_smem = q_smem + Q_BYTES;  // stage 0, K then V; stage 1 behind it
@@ -277,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const unsigned k_lane = swizzled<CHUNKS>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const unsigned warp_q_smem = q_smem + warp * M_TILES * 16 * ROW_BYTES;
 
-    copy_ragged<BLOCK_Q>(q_smem, q + first_row * HEAD_DIM, q_rows);
+    copy_ragged<BLOCK_Q>(q_smem, at_row(q, first_row), q_rows);
 
     State state;
 #pragma unroll
@@ -291,14 +301,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
 
     // The rightmost block goes first, and it alone may be ragged.
-    const int kv_head = __shfl_sync(ALL_LANES, head / heads_per_kv_head, 0);
-    const long long kv_row = static_cast<long long>(kv_head) * seq_kv + (kv_blocks - 1) * BLOCK_KV;
-    const element* k_tile = k + kv_row * HEAD_DIM;  // the next to be copied
-    const element* v_tile = v + kv_row * HEAD_DIM;
+    const int kv_head = uniform(head / heads_per_kv_head);
+    unsigned kv_row = kv_head * seq_kv + (kv_blocks - 1) * BLOCK_KV;  // where the next tiles to be copied start
     if (kv_blocks > 0) {
         const int keys_left = seq_kv - (kv_blocks - 1) * BLOCK_KV;
-        copy_ragged<BLOCK_KV>(kv_smem, k_tile, keys_left);
-        if (KV_STAGES == 2) copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, v_tile, keys_left);
+        copy_ragged<BLOCK_KV>(kv_smem, at_row(k, kv_row), keys_left);
+        if (KV_STAGES == 2) copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row), keys_left);
     }
     cp_async_commit();
 
@@ -324,29 +332,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         if (KV_STAGES == 2) {
             // The next block's copies have this whole step to land; one barrier a step lets warps drift apart, so
             // that one's exponentials meet another's products.
-            k_tile -= BLOCK_KV * HEAD_DIM;
-            v_tile -= BLOCK_KV * HEAD_DIM;
+            kv_row -= BLOCK_KV;
             if (block > 0) {
                 const unsigned next_smem = kv_smem + (stage ^ 2 * KV_BYTES);
-                copy_rows<BLOCK_KV>(next_smem, k_tile);
-                copy_rows<BLOCK_KV>(next_smem + KV_BYTES, v_tile);
+                copy_rows<BLOCK_KV>(next_smem, at_row(k, kv_row));
+                copy_rows<BLOCK_KV>(next_smem + KV_BYTES, at_row(v, kv_row));
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem + stage, qv_lane, k_lane);
         } else {
             // One buffer each: V lands behind Q K^T, the next K behind the softmax and P V.
             if constexpr (masked) {
-                copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, v_tile, seq_kv - block * BLOCK_KV);
+                copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row), seq_kv - block * BLOCK_KV);
             } else {
-                copy_rows<BLOCK_KV>(kv_smem + KV_BYTES, v_tile);
+                copy_rows<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row));
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem, qv_lane, k_lane);
             cp_async_wait<0>();
             __syncthreads();  // V is there for all, and K is no longer read
-            k_tile -= BLOCK_KV * HEAD_DIM;
-            v_tile -= BLOCK_KV * HEAD_DIM;
-            if (block > 0) copy_rows<BLOCK_KV>(kv_smem, k_tile);
+            kv_row -= BLOCK_KV;
+            if (block > 0) copy_rows<BLOCK_KV>(kv_smem, at_row(k, kv_row));
             cp_async_commit();
         }
         if (masked) mask(s_rmem, limit - block * BLOCK_KV);
@@ -355,7 +361,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         if (KV_STAGES == 2) stage ^= 2 * KV_BYTES;
     };
     int block = kv_blocks - 1;
-    for (; block >= unmasked_blocks; --block) step(Masked<true>{}, block);
+    if constexpr (CAUSAL) {
+        for (; block >= unmasked_blocks; --block) step(Masked<true>{}, block);
+    } else if (block >= unmasked_blocks) {
+        step(Masked<true>{}, block--);
+    }
     for (; block >= 0; --block) step(Masked<false>{}, block);
 
     // The four lanes of a row add up their parts.
@@ -369,8 +379,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // A block with no keys at all gets here while Q, which O is about to overwrite, may still be on its way.
     cp_async_wait<0>();
     __syncthreads();
-    write_output(state, smem, o + first_row * HEAD_DIM, q_rows);
+    const unsigned o_row = computed_late(head) * seq_q + q_start;
+    write_output(state, smem, at_row(o, o_row), q_rows);
 #if WRITE_LSE
-    write_lse(state, lse + first_row, q_rows);
+    write_lse(state, lse + o_row, q_rows);
 #endif
 }

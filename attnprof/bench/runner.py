@@ -130,7 +130,7 @@ class _Attempt:
         self._options = options
         self._peers = peers
         self._rates = rates
-        demand = spec.demand_for(workload, executor.device)
+        demand = spec.demand(workload, executor.device)
         self._flops = spec.flops(workload)
         self._hbm_bytes = demand.hbm_bytes
         self._roof: Roofline = roofline(workload, demand, executor.device, options.ceilings, flops=self._flops)
@@ -149,7 +149,7 @@ class _Attempt:
         if reason is not None:
             return self.row(RowStatus.SKIPPED, reason)
         try:
-            plan = self._spec.plan_for(self._workload, self._executor.arch)
+            plan = self._spec.plan(self._workload, self._executor.device)
             report("compiling")
             with self._executor.prepare(plan) as run:
                 self._run = run

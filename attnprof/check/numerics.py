@@ -146,7 +146,7 @@ def _run(
     spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int
 ) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
     """Inputs and outputs of one run, outputs poisoned before it."""
-    plan = spec.plan_for(case.workload, executor.arch)
+    plan = spec.plan(case.workload, executor.device)
     inputs = inputs_for(spec, case.workload, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
@@ -210,7 +210,7 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, runs: int, seed: int) -> tuple[int, str]:
     import numpy as np
 
-    plan = spec.plan_for(workload, executor.arch)
+    plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
         for name, values in inputs_for(spec, workload, seed=seed).items():
             run.write(name, values)

@@ -31,7 +31,7 @@ class Baseline:
             from attnprof.model.roofline import roofline
 
             (naive,) = catalogue.select([NAMES[operation]])
-            demand = naive.demand_for(workload, self.device)
+            demand = naive.demand(workload, self.device)
             self._roof_time_s[key] = roofline(workload, demand, self.device, self.source).time_s
         naive_s = self._roof_time_s[key]
         return naive_s / roof_time_s if naive_s is not None and roof_time_s else None

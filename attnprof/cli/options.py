@@ -183,11 +183,23 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
     ``all`` adds what other packages register: finding those costs a scan of the installed packages.
 
     Raises:
-        UsageError: an unknown name, or a file that holds no kernel.
+        UsageError: an unknown name, or a file that holds no kernel or can't be imported.
     """
     from attnprof.kernels import catalogue
 
-    return catalogue.select(values.kernel_names(names)) if names else catalogue.builtin()
+    if not names:
+        return catalogue.builtin()
+    chosen = values.kernel_names(names)
+    try:
+        return catalogue.select(chosen)
+    except (ImportError, SyntaxError) as problem:
+        files = [name for name in chosen if name.endswith(".py")]
+        if not files:
+            raise
+        raise UsageError(
+            f"cannot import {', '.join(files)}: {type(problem).__name__}: {problem}",
+            f"python {files[0]} shows where",
+        ) from problem
 
 
 def _nearest_divisor(heads: int, wanted: int) -> int:

@@ -42,5 +42,6 @@ def _plain(option: Any) -> Any:
 
 def _show_help(context: Any, _option: Any, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        context.obj.out(context.get_help() + "\n")
+        # Older versions of Typer escape the brackets of [default: …] for Rich even where it prints no markup.
+        context.obj.out(context.get_help().replace("\\[", "[") + "\n")
         raise typer.Exit

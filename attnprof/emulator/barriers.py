@@ -68,7 +68,7 @@ class Barriers:
         quiet = not barrier.waiting and not barrier.members
         if quiet and arrival.expected is None and x.n == wave.live_count and arrival.put is None:
             # Everyone is here: nobody has to wait.
-            self._check_warps(x, x.lane_ids())
+            self._check_warps(x.lane_ids(), x.pc)
             if wave.counts is not None:
                 wave.counts.barrier(x, wave.blocks_of(x.lane_ids()).size)
             if wave.checks is not None:
@@ -112,8 +112,7 @@ class Barriers:
         passed = np.sort(members[through])
         barrier.members = [members[~through]] if not through.all() else []
         self._check_waiting(barrier, complete)
-        if last is not None:
-            self._check_warps(last, passed)
+        self._check_warps(passed, last.pc if last is not None else barrier.waiting[0].pc - 1)
         if wave.checks is not None:
             wave.checks.block_barrier(passed)
         released: list[Active] = []
@@ -148,14 +147,15 @@ class Barriers:
         """The lanes of a warp must wait at one and the same instruction."""
         if len(barrier.waiting) < 2:
             return
-        seen: dict[int, int] = {}
-        for w in barrier.waiting:
+        seen: dict[int, tuple[int, int]] = {}
+        for w in sorted(barrier.waiting, key=lambda w: w.pc):
             lanes = w.lanes[complete[self.wave.block_row[w.lanes]]]
             for warp in np.unique(lanes >> 5):
-                if seen.setdefault(int(warp), w.pc) != w.pc:
-                    raise self.wave.divergent_barrier(w.pc - 1, int(lanes[lanes >> 5 == warp][0]), seen[int(warp)] - 1)
+                first_pc, lane = seen.setdefault(int(warp), (w.pc, int(lanes[lanes >> 5 == warp][0])))
+                if first_pc != w.pc:
+                    raise self.wave.divergent_barrier(first_pc - 1, lane, w.pc - 1)
 
-    def _check_warps(self, x: Active, lanes: Lanes) -> None:
+    def _check_warps(self, lanes: Lanes, pc: int) -> None:
         """In checks mode, a barrier that only part of a warp passes is a fault, though hardware may let it by."""
         wave = self.wave
         if wave.checks is None:
@@ -164,4 +164,4 @@ class Barriers:
         partial = (per_warp > 0) & (per_warp < wave.launched_per_warp)
         if partial.any():
             warp = int(np.flatnonzero(partial)[0])
-            raise wave.divergent_barrier(x.pc, int(lanes[lanes >> 5 == warp][0]), None)
+            raise wave.divergent_barrier(pc, int(lanes[lanes >> 5 == warp][0]), None)

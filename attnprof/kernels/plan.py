@@ -19,12 +19,10 @@ class Build:
 
     ``file`` is an absolute path; ``#include "common/…"`` resolves from its folder first, then from the project's
     ``kernels_cu``. ``defines`` are (macro, value) pairs in a fixed order, so equal builds compare equal.
-    ``requires`` is the oldest architecture that this variant compiles for, where not every one of its kernel's does.
     """
 
     file: Path
     defines: tuple[tuple[str, str], ...] = ()
-    requires: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

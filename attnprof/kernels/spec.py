@@ -32,20 +32,18 @@ class KernelSpec:
         file: the ``.cu`` file, absolute.
         direction: the pass it computes.
         arches: architectures it is compiled and checked for, e.g. ``("sm_80", "sm_90a")``; the first is the oldest.
-        demand: the HBM ledger and the work for each unit, for any workload (both passes), supported or not.
+        demand: the HBM ledger and the work for each unit on a device, for any workload (both passes), supported or
+            not. The device matters where tiles, splits or cache hits depend on it.
         unsupported: why this workload cannot run here, naming what is allowed; ``None`` when it can.
-        plan: tensors and launches for a supported workload. Inputs are named ``q``, ``k``, ``v``, the output ``o``
-            and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel has it.
-            A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
-        builds: every compiled variant, for the compile checks; `builds_on` picks those of an architecture.
+        plan: tensors and launches for a supported workload on a device. Inputs are named ``q``, ``k``, ``v``, the
+            output ``o`` and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel
+            has it. A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
+        builds: every variant that is compiled for a device, for the compile checks.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
+        plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
+            (a forward for training); None where it never does, or always.
         operation: what it computes.
         largest_logit: how far from 0 its logits may lie before its result is wrong; None where there is no limit.
-        demand_on: the demand on one device, for a kernel whose traffic depends on how much the device's caches and
-            shared memory hold; ``demand`` then assumes that no re-read hits L2 and that the chip holds what the
-            kernel keeps there.
-        plan_on: the plan for one architecture, for a kernel that has better variants on newer ones; ``plan`` is then
-            the one that runs on all.
     """
 
     name: str
@@ -55,34 +53,18 @@ class KernelSpec:
     file: Path
     direction: Pass
     arches: tuple[str, ...]
-    demand: Callable[[Workload], Demand]
+    demand: Callable[[Workload, DeviceSpec], Demand]
     unsupported: Callable[[Workload], str | None]
-    plan: Callable[[Workload], LaunchPlan]
-    builds: tuple[Build, ...]
+    plan: Callable[[Workload, DeviceSpec], LaunchPlan]
+    builds: Callable[[DeviceSpec], tuple[Build, ...]]
     rounds: tuple[RoundingPoint, ...]
+    plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
     operation: Operation = "attention"
     largest_logit: float | None = None
-    demand_on: Callable[[Workload, DeviceSpec], Demand] | None = None
-    plan_on: Callable[[Workload, str], LaunchPlan] | None = None
 
     def flops(self, workload: Workload) -> int:
         """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
         return softmax_flops(workload) if self.operation == "softmax" else workload.flops
-
-    def demand_for(self, workload: Workload, device: DeviceSpec) -> Demand:
-        """The demand on this device: ``demand_on`` where the kernel has it, else ``demand``."""
-        return self.demand(workload) if self.demand_on is None else self.demand_on(workload, device)
-
-    def plan_for(self, workload: Workload, arch: str) -> LaunchPlan:
-        """The plan for this architecture: ``plan_on`` where the kernel has it, else ``plan``."""
-        return self.plan(workload) if self.plan_on is None else self.plan_on(workload, arch)
-
-    def builds_on(self, arch: str) -> tuple[Build, ...]:
-        """The variants that compile for an architecture."""
-        capability = compute_capability(arch)
-        return tuple(
-            build for build in self.builds if build.requires is None or compute_capability(build.requires) <= capability
-        )
 
     @property
     def requires(self) -> str:
@@ -104,18 +86,6 @@ def workload_label(workload: Workload, operation: Operation) -> str:
     if operation == "softmax":
         return f"{workload.rows} x {workload.seq_kv} {workload.dtype}"
     return workload.label
-
-
-def compute_capability(arch: str) -> tuple[int, int]:
-    """``sm_90a`` → ``(9, 0)``.
-
-    Raises:
-        ValueError: not an architecture name.
-    """
-    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    if match is None:
-        raise ValueError(f"{arch!r} is no architecture name; it looks like sm_80 or sm_90a")
-    return int(match[1]), int(match[2])
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:

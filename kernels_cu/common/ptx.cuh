@@ -65,6 +65,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// `value`, but the compiler may not see that it is: what derives from the result is computed where it is used, where it
+// would otherwise be moved out of a loop, or kept across one, in registers that the products need.
+template <typename T>
+__device__ __forceinline__ T computed_late(T value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // Loads and stores of 16 bytes that are used once: keep them from displacing what will be read again.
 __device__ __forceinline__ uint4 load_16_streaming(const void* pointer) {
     uint4 value;

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +17,7 @@ from attnprof.cli import backends, options
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand
-from attnprof.model.devices import find
+from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import ContextLost, EnvironmentProblem, UnsupportedWorkload
 from attnprof.model.workload import Workload
 from tests.cli.conftest import Cli, Result
@@ -59,11 +59,9 @@ class Device(FakeExecutor):
         return FakePeer(times.get(name, 1.0), self.clock, error=error)
 
 
-def demand_of_s(workload: Workload) -> Demand:
+def demand_of_s(workload: Workload, spec: DeviceSpec) -> Demand:
     """Like the fake kernel's, with S in memory."""
-    from dataclasses import replace
-
-    demand = fake_demand(workload)
+    demand = fake_demand(workload, spec)
     s_bytes = workload.rows * workload.seq_kv * 2
     return replace(demand, footprint_bytes=demand.footprint_bytes + s_bytes, intermediate_bytes=s_bytes)
 

@@ -79,6 +79,15 @@ def test_a_file_without_a_kernel(cli: Cli, tmp_path: Path) -> None:
     assert f"{file} holds no KernelSpec" in result.err
 
 
+@pytest.mark.parametrize(("source", "says"), [("import nosuch_x", "ModuleNotFoundError"), ("x = (", "SyntaxError")])
+def test_a_file_that_cannot_be_imported(cli: Cli, tmp_path: Path, source: str, says: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    result = cli("roofline", "--kernel", str(file))
+    assert result.code == 2
+    assert result.err.startswith(f"error: cannot import {file}: {says}: ")
+
+
 def test_a_read_only_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from attnprof.cli import output
 

@@ -18,7 +18,7 @@ from attnprof.kernels.ladder import fa2
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
-from tests.mutants.mutants import MUTANTS, Mutant, materialise
+from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
 pytestmark = pytest.mark.gpu
 
@@ -71,10 +71,8 @@ def test_the_mutant_fails(mutant: Mutant, executor: GpuExecutor, tmp_path: Path)
 
 
 def test_a_kernel_with_a_missing_barrier_is_unstable(executor: GpuExecutor, tmp_path: Path) -> None:
-    """Without the barriers of its inner loop fa2 reads tiles that others are still copying."""
-    barrier = "__syncthreads();  // everyone's copies have landed, and everyone has left the previous block's V"
-    mutant = Mutant("fa2", "missing barrier", barrier, "")
-    broken = materialise(mutant, tmp_path)
+    """Without the barrier of its inner loop fa2 reads tiles that others are still copying."""
+    broken = materialise(MISSING_BARRIER, tmp_path)
     unstable = check_determinism(broken, executor, runs=50).status is CheckStatus.FAIL
     large = NumericsCase(Workload.of(2048, heads=32, head_dim=128), Distribution.NORMAL)
     (wrong,) = check_numerics(broken, (large,), executor)

@@ -9,7 +9,7 @@ import pytest
 
 from attnprof.kernels.catalogue import builtin
 from attnprof.model.workload import Workload
-from tests.mutants.mutants import MUTANTS, Mutant, materialise
+from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
 SOFTMAX_FAULTS = {"edge dropped", "warps not combined", "no max subtraction"}
 FAULTS = {
@@ -22,7 +22,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize("mutant", [*MUTANTS, MISSING_BARRIER], ids=lambda mutant: mutant.id)
 def test_the_patch_applies_and_the_plan_runs_the_patched_file(mutant: Mutant, tmp_path: Path) -> None:
     spec = materialise(mutant, tmp_path)
     assert mutant.new in spec.file.read_text(encoding="utf-8")

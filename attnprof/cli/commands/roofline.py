@@ -110,7 +110,7 @@ def predict(
     rows: list[dict[str, Any]] = []
     for workload in workloads:
         for spec in specs:
-            demand = spec.demand_for(workload, device)
+            demand = spec.demand(workload, device)
             flops = spec.flops(workload)
             roof = roofline_of(workload, demand, device, source, flops=flops)
             speedup = baseline.speedup(spec.operation, workload, roof.time_s)

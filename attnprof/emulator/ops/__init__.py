@@ -13,6 +13,7 @@ from attnprof.emulator.ops import (  # noqa: F401  each import registers its fam
     atomic,
     barrier,
     carry,
+    compare,
     control,
     convert,
     floating,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from attnprof.emulator.copies import PendingCopy
@@ -57,31 +59,35 @@ def _copy(d: Decoder, i: Instruction) -> Step:
         wave = x.wave
         targets = resolve(x, "shared", to(x), nbytes, "copies to")
         addresses = source(x)
-        taken = np.full(x.n, nbytes, np.int64)
         if length is not None:
             taken = np.minimum(np.broadcast_to(length(x), (x.n,)).astype(np.int64), nbytes)
         elif ignore is not None:
             taken = np.where(ignore(x), 0, nbytes)
-        reading = taken > 0
-        data = np.zeros((x.n, nbytes), np.uint8)
-        if reading.all():
-            chunks = resolve(x, "global", addresses, nbytes, "copies")
-            if watched:
-                observe(wave, x, read, chunks)
-            data = gather(x, chunks, 4, nbytes // 4).view(np.uint8).reshape(x.n, nbytes)
-            short = taken < nbytes
-            if short.any():
-                data[np.arange(nbytes) >= taken[:, None]] = 0
-        elif reading.any():
-            part = x.subset(reading)
-            chunks = resolve(part, "global", addresses[reading], nbytes, "copies")
-            if watched:
-                observe(wave, part, read, chunks)
-            rows = gather(part, chunks, 4, nbytes // 4).view(np.uint8).reshape(-1, nbytes)
-            rows[np.arange(nbytes) >= taken[reading][:, None]] = 0
-            data[reading] = rows
+        else:
+            taken = np.full(x.n, nbytes, np.int64)
+        whole = taken == nbytes
+        if whole.all():
+            data = _read(x, addresses, nbytes, read, watched)
+        else:
+            data = np.zeros((x.n, nbytes), np.uint8)
+            if whole.any():
+                data[whole] = _read(x.subset(whole), addresses[whole], nbytes, read, watched)
+            for byte in range(int(taken[~whole].max())):
+                # The end of a tensor: only the bytes that are read need to exist.
+                there = ~whole & (taken > byte)
+                one = Access("copy-read", 1)
+                data[there, byte] = _read(x.subset(there), addresses[there] + np.uint64(byte), 1, one, watched)[:, 0]
         if watched:
             observe(wave, x, write, targets)
         wave.add_copy(PendingCopy(targets[0].lanes, targets[0].offsets, data, wave.copy_group[targets[0].lanes]), x)
 
     return run
+
+
+def _read(x: Active, addresses: Any, nbytes: int, access: Access, watched: bool) -> Any:
+    """The bytes at each address, a row a lane."""
+    chunks = resolve(x, "global", addresses, nbytes, "copies")
+    if watched:
+        observe(x.wave, x, access, chunks)
+    width = min(nbytes, 4)
+    return gather(x, chunks, width, nbytes // width).reshape(x.n, -1).view(np.uint8)

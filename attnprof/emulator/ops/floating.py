@@ -155,7 +155,6 @@ def _function(d: Decoder, i: Instruction, mode: str, single: bool) -> Any:
             pick = minimum if op_name == "min" else maximum
         return _xorsign(pick) if "xorsign" in i.mods else pick
     d.allow(i, "ftz")
-    # On the bits: NumPy would turn a signalling NaN quiet, and −0 must come out as the hardware has it.
     return np.abs if op_name == "abs" else np.negative
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
-from attnprof.kernels.spec import KernelSpec, compute_capability
-from attnprof.model.architectures import architecture
+from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -25,7 +25,8 @@ from attnprof.model.softmax_traffic import (
 from attnprof.model.workload import Pass, Workload
 
 ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-CLUSTER_ARCH = "sm_90"
+# The oldest compute capability with thread block clusters.
+CLUSTERS_SINCE = (9, 0)
 CHUNK_BYTES = 16
 WARP = 32
 
@@ -53,8 +54,6 @@ BLOCK_CHUNKS, CLUSTERED_THREADS, UNCLUSTERED_THREADS = 8, 256, 512
 CLUSTERS = (1, 2, 4, 8)
 # Rows in shared memory: threads a block.
 SHARED_THREADS, SHARED_BATCH = 512, 4
-# The shared memory that a block has on any CUDA device, for an architecture that the table does not hold.
-LEAST_SMEM_PER_BLOCK_BYTES = 48 * 1024
 
 
 def _element(dtype: Dtype) -> tuple[str, str]:
@@ -120,10 +119,7 @@ def _block_spec(
 ) -> KernelSpec:
     entry = name.replace("-", "_")
 
-    def demand(workload: Workload) -> Demand:
-        return softmax_demand(workload, rung, schedule=Schedule(workload.rows, _blocks_per_sm(workload)))
-
-    def demand_on(workload: Workload, device: DeviceSpec) -> Demand:
+    def demand(workload: Workload, device: DeviceSpec) -> Demand:
         return softmax_demand(
             workload,
             rung,
@@ -131,7 +127,7 @@ def _block_spec(
             rereads_in_l2=rereads_hit_l2(workload, device.sm_count * _blocks_per_sm(workload), device.l2_bytes),
         )
 
-    def plan(workload: Workload) -> LaunchPlan:
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:  # noqa: ARG001 - the same on every device
         launch = Launch(
             stage=STAGE,
             build=_block_build(name, workload.dtype),
@@ -149,9 +145,9 @@ def _block_spec(
         title,
         idea,
         demand=demand,
-        demand_on=demand_on,
         plan=plan,
-        builds=tuple(_block_build(name, dtype) for dtype in Dtype),
+        builds=lambda _: tuple(_block_build(name, dtype) for dtype in Dtype),
+        file=_block_build(name, Dtype.FP16).file,
         largest_logit=largest_logit,
     )
 
@@ -162,11 +158,10 @@ def _spec(
     title: str,
     idea: str,
     *,
-    demand: Callable[[Workload], Demand],
-    demand_on: Callable[[Workload, DeviceSpec], Demand],
-    plan: Callable[[Workload], LaunchPlan],
-    plan_on: Callable[[Workload, str], LaunchPlan] | None = None,
-    builds: tuple[Build, ...],
+    file: Path,
+    demand: Callable[[Workload, DeviceSpec], Demand],
+    plan: Callable[[Workload, DeviceSpec], LaunchPlan],
+    builds: Callable[[DeviceSpec], tuple[Build, ...]],
     largest_logit: float | None = None,
 ) -> KernelSpec:
     return KernelSpec(
@@ -174,7 +169,7 @@ def _spec(
         rung=number,
         title=title,
         idea=idea,
-        file=builds[0].file,
+        file=file,
         direction=Pass.FWD,
         arches=ARCHES,
         demand=demand,
@@ -183,8 +178,6 @@ def _spec(
         builds=builds,
         rounds=("o",),
         operation="softmax",
-        demand_on=demand_on,
-        plan_on=plan_on,
         largest_logit=largest_logit,
     )
 
@@ -209,8 +202,8 @@ class Layout:
     resident_columns: int | None = None
 
 
-def fused_layout(workload: Workload, capability: tuple[int, int]) -> Layout:
-    """Where a row goes on a device of that compute capability.
+def fused_layout(workload: Workload, device: DeviceSpec) -> Layout:
+    """Where a row goes on a device.
 
     A warp's registers for rows up to 4 KiB; a block's up to 32 KiB (64 KiB where there are no clusters); the
     registers of a cluster of 2, 4 or 8 blocks up to 256 KiB; beyond, the shared memory of the cluster or the block.
@@ -225,9 +218,8 @@ def fused_layout(workload: Workload, capability: tuple[int, int]) -> Layout:
                 blocks=-(-workload.rows // rows_per_block),
                 threads=WARP_KERNEL_THREADS,
             )
-    clustered = capability >= compute_capability(CLUSTER_ARCH)
-    most_threads = CLUSTERED_THREADS if clustered else UNCLUSTERED_THREADS
-    for cluster in CLUSTERS if clustered else (1,):
+    clusters, most_threads = _blocks_a_row(device)
+    for cluster in clusters:
         warps = -(-chunks // (BLOCK_CHUNKS * cluster * WARP))
         if warps * WARP <= most_threads:
             return Layout(
@@ -236,13 +228,19 @@ def fused_layout(workload: Workload, capability: tuple[int, int]) -> Layout:
                 blocks=workload.rows * cluster,
                 threads=warps * WARP,
             )
-    return _shared_layout(workload, chunks, capability, CLUSTERS[-1] if clustered else 1)
+    return _shared_layout(workload, chunks, device, clusters[-1])
 
 
-def _shared_layout(workload: Workload, chunks: int, capability: tuple[int, int], cluster: int) -> Layout:
-    known = architecture(capability)
+def _blocks_a_row(device: DeviceSpec) -> tuple[tuple[int, ...], int]:
+    """The cluster sizes that there are, and the most threads of a block that keeps its part of a row in registers."""
+    if device.compute_capability >= CLUSTERS_SINCE:
+        return CLUSTERS, CLUSTERED_THREADS
+    return CLUSTERS[:1], UNCLUSTERED_THREADS
+
+
+def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, cluster: int) -> Layout:
     static_bytes = cluster * 32 * 8  # (m, l) of 32 warps of each block of the cluster
-    room_bytes = (LEAST_SMEM_PER_BLOCK_BYTES if known is None else known.smem_per_block_bytes) - static_bytes
+    room_bytes = device.smem_per_block_bytes - static_bytes
     members = cluster * SHARED_THREADS
     resident = min(-(-chunks // members), room_bytes // (SHARED_THREADS * CHUNK_BYTES))
     columns = resident * members * CHUNK_BYTES // workload.dtype.itemsize
@@ -266,7 +264,6 @@ def _fused_build(dtype: Dtype, place: str, cluster: int = 1, **macros: int) -> B
             *(((("CLUSTER", str(cluster)),)) if cluster > 1 else ()),
             *((macro, str(value)) for macro, value in macros.items()),
         ),
-        requires=CLUSTER_ARCH if cluster > 1 else None,
     )
 
 
@@ -297,23 +294,21 @@ def _shared_build(dtype: Dtype, cluster: int) -> Build:
     )
 
 
-def _fused_builds() -> Iterator[Build]:
-    for dtype in Dtype:
-        for shape in WARP_SHAPES:
-            yield _warp_build(dtype, shape)
-        yield _register_build(dtype, 1, UNCLUSTERED_THREADS)
-        for cluster in CLUSTERS:
-            yield _register_build(dtype, cluster, CLUSTERED_THREADS)
-        yield _shared_build(dtype, 1)
-        yield _shared_build(dtype, CLUSTERS[-1])
+def _fused_builds(device: DeviceSpec) -> tuple[Build, ...]:
+    clusters, most_threads = _blocks_a_row(device)
+    return tuple(
+        build
+        for dtype in Dtype
+        for build in (
+            *(_warp_build(dtype, shape) for shape in WARP_SHAPES),
+            *(_register_build(dtype, cluster, most_threads) for cluster in clusters),
+            _shared_build(dtype, clusters[-1]),
+        )
+    )
 
 
-def _fused_demand(workload: Workload) -> Demand:
-    return softmax_demand(workload, FUSED)
-
-
-def _fused_demand_on(workload: Workload, device: DeviceSpec) -> Demand:
-    layout = fused_layout(workload, device.compute_capability)
+def _fused_demand(workload: Workload, device: DeviceSpec) -> Demand:
+    layout = fused_layout(workload, device)
     # A row that overflows the chip has an SM, or the cluster's SMs, to itself.
     rows_in_flight = max(1, device.sm_count * workload.rows // layout.blocks)
     return softmax_demand(
@@ -324,12 +319,8 @@ def _fused_demand_on(workload: Workload, device: DeviceSpec) -> Demand:
     )
 
 
-def _fused_plan(workload: Workload) -> LaunchPlan:
-    return _fused_plan_on(workload, ARCHES[0])
-
-
-def _fused_plan_on(workload: Workload, arch: str) -> LaunchPlan:
-    layout = fused_layout(workload, compute_capability(arch))
+def _fused_plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+    layout = fused_layout(workload, device)
     columns = Scalar("i32", workload.seq_kv)
     # Only the warp kernel takes several rows a block, and so must know where they end.
     rows = (Scalar("i64", workload.rows),) if layout.entry == "softmax_fused_warp" else ()
@@ -373,10 +364,9 @@ SPECS = (
         4,
         "the row stays on the chip",
         "Registers, a cluster's registers or shared memory hold the row between its statistics and its normalisation.",
+        file=kernels_dir() / "softmax_fused.cu",
         demand=_fused_demand,
-        demand_on=_fused_demand_on,
         plan=_fused_plan,
-        plan_on=_fused_plan_on,
-        builds=tuple(_fused_builds()),
+        builds=_fused_builds,
     ),
 )

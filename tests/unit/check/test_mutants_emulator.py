@@ -12,13 +12,13 @@ from attnprof.check.numerics import check_numerics
 from attnprof.check.rows import CheckStatus
 from attnprof.check.workloads import NumericsCase, small_set
 from attnprof.compiler import Compiler
-from attnprof.emulator.executor import EmulatorExecutor
+from attnprof.emulator.executor import EmulatorExecutor, Mode
 from attnprof.kernels.catalogue import builtin
 from attnprof.kernels.inputs import Distribution
 from attnprof.model.devices import find
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
-from tests.mutants.mutants import MUTANTS, Mutant, materialise
+from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +65,17 @@ def test_the_mutant_fails(mutant: Mutant, executor: EmulatorExecutor, tmp_path: 
     assert any(word in bad.detail for word in ("relative error", "row", "never written", "nan", "inf", "are off")), (
         bad.detail
     )
+
+
+def test_a_missing_barrier_is_a_fault_that_the_emulator_names(tmp_path: Path) -> None:
+    watchful = EmulatorExecutor(Compiler(), find("A100-SXM4-80GB"), mode=Mode.CHECKS)
+    case = NumericsCase(Workload.of(130, heads=1, head_dim=64))
+    (intact,) = (spec for spec in builtin() if spec.name == MISSING_BARRIER.kernel)
+    (good,) = check_numerics(intact, (case,), watchful)
+    assert good.status is CheckStatus.PASS, good.detail
+    (bad,) = check_numerics(materialise(MISSING_BARRIER, tmp_path), (case,), watchful)
+    assert bad.status is CheckStatus.FAIL
+    assert "data-race" in bad.detail
 
 
 def test_the_telling_cases_are_part_of_what_check_runs() -> None:

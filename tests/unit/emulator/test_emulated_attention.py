@@ -20,7 +20,7 @@ EPSILON = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8}
 def run_kernel(bench: Bench, name: str, w: Workload, mode: Mode) -> tuple[float, Trace]:
     """The largest error against float64, relative to the largest output, and the trace."""
     (spec,) = catalogue.select([name])
-    plan = spec.plan(w)
+    plan = spec.plan(w, A100)
     rng = np.random.default_rng(7)
     inputs: dict[str, Any] = {}
     with EmulatorExecutor(bench.cuda, A100, mode=mode).prepare(plan) as run:
@@ -59,7 +59,7 @@ def test_counts_equal_the_model_where_tiles_are_full(bench: Bench, kernel: str) 
     workload = Workload.of(256, heads=2, head_dim=64)
     (spec,) = catalogue.select([kernel])
     _, trace = run_kernel(bench, kernel, workload, Mode.COUNTS)
-    stages = spec.demand(workload).stages
+    stages = spec.demand(workload, A100).stages
     assert len(stages) == len(trace.kernels)
     for stage, counted in zip(stages, trace.kernels, strict=True):
         assert counted.counters.matrix_flops == stage.tensor_flops
@@ -75,5 +75,5 @@ def test_counts_equal_the_model_where_tiles_are_full(bench: Bench, kernel: str) 
         for line in counted.lines
         if "correction" in line.source or "lower" in line.source
     )
-    assert trace.counters.exponentials - rescaling == spec.demand(workload).exponentials
+    assert trace.counters.exponentials - rescaling == spec.demand(workload, A100).exponentials
     assert rescaling == 0 or kernel == "fa2"
