@@ -236,8 +236,10 @@ def fake_spec(name: str = "fake", **changes: Any) -> KernelSpec:
         "arches": ("sm_80", "sm_90a"),
         "demand": fake_demand,
         "unsupported": lambda workload: None if workload.head_dim in (64, 128) else "head_dim must be 64 or 128",
-        "plan": lambda workload: fake_plan(file, workload),
-        "builds": tuple(fake_build(file, dtype, causal) for dtype in (Dtype.FP16, Dtype.BF16) for causal in (0, 1)),
+        "plan": lambda workload, device: fake_plan(file, workload),
+        "builds": lambda device: tuple(
+            fake_build(file, dtype, causal) for dtype in (Dtype.FP16, Dtype.BF16) for causal in (0, 1)
+        ),
         "rounds": ("p", "o"),
     }
     return KernelSpec(**(fields | changes))
@@ -270,7 +272,7 @@ def fake_plan(file: Path, workload: Workload) -> LaunchPlan:
     return LaunchPlan(tensors, (launch,))
 
 
-def fake_demand(workload: Workload) -> Demand:
+def fake_demand(workload: Workload, device: DeviceSpec) -> Demand:
     """Q, K and V read once, O written once: the ledger of a perfect one-launch kernel."""
     w, e = workload, workload.dtype.itemsize
     ledger: Sequence[tuple[str, Any, int]] = (

@@ -13,7 +13,8 @@ from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.architectures import Architecture, architecture
+from attnprof.model.architectures import Architecture
+from attnprof.model.devices import DeviceSpec, standing_for
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, EnvironmentProblem
 from attnprof.model.occupancy import occupancy
@@ -63,14 +64,13 @@ def check_resources(
 ) -> Iterator[CheckRow]:
     """The rows ``compile``, ``spills``, ``shared-memory`` and ``occupancy`` for each architecture of a kernel."""
     for arch in spec.arches:
-        yield from _arch_rows(spec, arch, compiler, _uses(spec, arch), progress)
+        yield from _arch_rows(spec, arch, compiler, progress)
 
 
 def _arch_rows(
     spec: KernelSpec,
     arch: str,
     compiler: Compiler,
-    uses: Mapping[tuple[Build, str], _Use],
     progress: Callable[[str], None],
 ) -> Iterator[CheckRow]:
     def row(
@@ -83,8 +83,14 @@ def _arch_rows(
     ) -> CheckRow:
         return CheckRow(spec.name, check, status, value, limit, unit, arch, detail)
 
+    capability = _compute_capability(arch)
+    device = standing_for(capability) if capability is not None else None
+    if device is None:
+        for check in (Check.COMPILE, Check.SPILLS, Check.SHARED_MEMORY, Check.OCCUPANCY):
+            yield row(check, CheckStatus.SKIPPED, None, None, None, f"no GPU of the table is {arch}")
+        return
+    builds = spec.builds(device)
     compiled: list[Compiled] = []
-    builds = spec.builds_on(arch)
     for number, build in enumerate(builds, 1):
         progress(f"{spec.name}: compiling for {arch}, {number} of {len(builds)}")
         try:
@@ -109,12 +115,13 @@ def _arch_rows(
     detail = spills.where if spills.value else f"at most {most} registers a thread"
     yield row(Check.SPILLS, verdict, spills.value, 0, "bytes", detail)
 
-    facts = _facts(arch)
+    facts = device.architecture
     if facts is None:
         for check in (Check.SHARED_MEMORY, Check.OCCUPANCY):
             yield row(check, CheckStatus.SKIPPED, None, None, None, f"{arch} is not in the architecture table")
         return
 
+    uses = _uses(spec, device)
     smem = _Worst()
     for each in compiled:
         for entry in each.resources.values():
@@ -177,18 +184,18 @@ def _workloads(spec: KernelSpec) -> Iterator[Workload]:
         yield Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
 
 
-def _uses(spec: KernelSpec, arch: str) -> dict[tuple[Build, str], _Use]:
-    """How every variant is launched on an architecture."""
+def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
+    """How every variant is launched on a device."""
     uses: dict[tuple[Build, str], _Use] = {}
     for workload in _workloads(spec):
         if spec.unsupported(workload) is not None:
             continue
         claims = {
             stage.name: stage.schedule.blocks_per_sm
-            for stage in spec.demand(workload).stages
+            for stage in spec.demand(workload, device).stages
             if stage.schedule is not None
         }
-        for launch in spec.plan_for(workload, arch).launches:
+        for launch in spec.plan(workload, device).launches:
             use = uses.setdefault((launch.build, launch.entry), _Use())
             use.threads = max(use.threads, launch.threads)
             use.smem_bytes = max(use.smem_bytes, launch.smem_bytes)
@@ -198,9 +205,9 @@ def _uses(spec: KernelSpec, arch: str) -> dict[tuple[Build, str], _Use]:
     return uses
 
 
-def _facts(arch: str) -> Architecture | None:
+def _compute_capability(arch: str) -> tuple[int, int] | None:
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    return architecture((int(match[1]), int(match[2]))) if match else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _variant(build: Build) -> str:

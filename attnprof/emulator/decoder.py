@@ -35,6 +35,8 @@ from attnprof.emulator.types import TYPES, PtxType, type_named
 if TYPE_CHECKING:
     from attnprof.emulator.link import Layout
 
+_WHOLE = {f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)}
+
 Step = Callable[[Active], None]
 Source = Callable[[Active], AnyArray]
 Put = Callable[[Active, AnyArray], None]
@@ -81,6 +83,13 @@ class Decoder:
         if len(found) < count:
             raise self.malformed(i, "its type is missing")
         return found
+
+    def whole(self, i: Instruction) -> PtxType:
+        """The instruction's last type, which must be an integer or plain bits."""
+        kind = self.types(i)[-1]
+        if kind.name not in _WHOLE:
+            raise self.malformed(i, f"no .{kind.name} form")
+        return kind
 
     def args(self, i: Instruction, *counts: int) -> tuple[Operand, ...]:
         """The operands; their number must be one of ``counts``."""

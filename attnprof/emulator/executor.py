@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
@@ -72,12 +72,12 @@ class CompilesToPtx(Protocol):
         ...
 
 
-@cache
+@lru_cache(maxsize=64)
 def _parsed(image: bytes) -> Module:
     return parse(image.rstrip(b"\0").decode("utf-8", errors="replace"))
 
 
-@cache
+@lru_cache(maxsize=256)
 def _linked(image: bytes, entry: str, watch: Watch) -> Program:
     return link(_parsed(image), entry, watch)
 
@@ -223,10 +223,14 @@ def _module_variables(program: Program) -> dict[int, Allocation]:
 
 
 def _free_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 class EmulatedRun:

@@ -57,7 +57,7 @@ class Fault:
             return f"an unknown line ({self.opcode})"
         text = self.source
         inside = f" (inlined from {Path(self.inner[0]).name}:{self.inner[1]})" if self.inner is not None else ""
-        return f"{self.file}:{self.line}" + (f" `{text}`" if text else "") + inside
+        return f"{_shown(self.file)}:{self.line}" + (f" `{text}`" if text else "") + inside
 
     def __str__(self) -> str:
         at = ""
@@ -102,6 +102,12 @@ def source_line(file: str, line: int) -> str:
     except OSError:
         return ""
     return lines[line - 1].strip() if line <= len(lines) else ""
+
+
+def _shown(file: str) -> str:
+    """A path from the working directory where that is shorter."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def _coordinates(xyz: tuple[int, int, int]) -> str:

@@ -63,10 +63,8 @@ class Program:
     """A kernel ready to run.
 
     Attributes:
-        steps: one closure an instruction; flows says how the scheduler must treat each.
-        instructions: the instruction of each step; ``owner`` the function's name.
-        extern_smem: whether it names dynamic shared memory.
-        granule_bytes: the narrowest shared and global access it makes, by space.
+        steps: one closure an instruction; ``flows`` says how the scheduler must treat each.
+        instructions: the instruction of each step.
     """
 
     entry: Function

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnprof.emulator.errors import PtxError
 from attnprof.emulator.faults import EmulatedFault, FaultKind
 from attnprof.emulator.lanes import WARP, Active, Frame
 from attnprof.emulator.ops.registry import CollectiveStep, Flow
@@ -29,6 +30,7 @@ class Scheduler:
         self.wave = wave
         self.budget = budget
         self.groups: list[Active] = [wave.first] if wave.first.n else []
+        self.current: Active = wave.first
         self.parked: dict[tuple[int, int], Active] = {}
 
     def run(self) -> None:
@@ -47,7 +49,15 @@ class Scheduler:
                     if not self.groups:
                         raise self._deadlock()
                 group = self._pick()
-                self._run_group(group)
+                try:
+                    self._run_group(group)
+                except (TypeError, ValueError, IndexError) as error:
+                    # NumPy refuses operands whose types don't go together, which decoding cannot always foresee.
+                    i = wave.program.instructions[self.current.pc]
+                    raise PtxError(
+                        f"{i.position.file or 'the kernel'}:{i.position.line or '?'} (PTX line {i.position.ptx_line}): "
+                        f"{i.opcode} cannot be executed with these operands: {' '.join(str(error).split())}"
+                    ) from error
 
     def _pick(self) -> Active:
         """Take the deepest, then lowest group out, joined with those at the same place."""
@@ -82,6 +92,7 @@ class Scheduler:
         if group.sel is not None and group.n == wave.live_count:
             group.sel = None
         while True:
+            self.current = group
             stop = min((g.pc for g in self.groups if g.frame is group.frame and g.pc > group.pc), default=_FAR)
             pc = start = group.pc
             flow = flows[pc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import shutil
 import tempfile
@@ -34,9 +35,6 @@ _L2_UNKNOWN_BYTES = 128 * 2**20
 # CUresult of cuModuleLoad: the cubin is for another GPU, the PTX is too new for the driver's own compiler.
 _NO_BINARY_FOR_GPU = 209
 _UNSUPPORTED_PTX_VERSION = 222
-
-# Objects of a lost context: destroying them would only raise, so they live until the process ends.
-_lost: list[object] = []
 
 
 class GpuExecutor:
@@ -130,13 +128,13 @@ class GpuExecutor:
                 yield
         except ContextLost as error:
             self._lost = error.message
-            _lost.append(self)
+            _outlive_the_process(self)
             raise
 
     def keep_if_lost(self, *objects: object) -> bool:
         """Whether the context is lost; if so, ``objects`` are kept from being destroyed."""
         if self._lost is not None:
-            _lost.extend(objects)
+            _outlive_the_process(*objects)
         return self._lost is not None
 
     def _check_alive(self) -> None:
@@ -298,6 +296,15 @@ class GpuRun:
         self._stopwatch.forget()
         for block in self._blocks.values():
             block.free()
+
+
+def _outlive_the_process(*objects: object) -> None:
+    """Never destroy objects of a lost context: all that unloading a module there does is print a traceback.
+
+    A reference from a module variable would not do, since the interpreter drops those before it ends.
+    """
+    for item in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 def capture_graph(stream: Any, enqueue: Callable[[], None], launches: int) -> Callable[[], None] | None:

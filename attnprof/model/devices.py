@@ -143,6 +143,11 @@ def find(name: str) -> DeviceSpec:
     raise UsageError(f"unknown GPU {name!r}", f"{meant}the table has: {', '.join(spec.name for spec in table())}")
 
 
+def standing_for(compute_capability: tuple[int, int]) -> DeviceSpec | None:
+    """A GPU of the table with that compute capability, for questions about an architecture; None if there is none."""
+    return next((device for device in table() if device.compute_capability == compute_capability), None)
+
+
 def from_facts(
     name: str,
     compute_capability: tuple[int, int],

@@ -51,8 +51,8 @@ def test_long_sequences_are_right_in_the_rows_that_are_sampled(
 
 
 def test_offsets_past_two_to_the_31_elements_are_right(executor: GpuExecutor) -> None:
-    """17 heads of 1,048,576 keys of 128: the last K and V lie past 2^31 elements."""
-    workload = Workload.of(64, seq_kv=2**20, heads=17, head_dim=128)
+    """257 heads of 65,536 keys of 128: the last K and V lie past 2^31 elements."""
+    workload = Workload.of(64, seq_kv=2**16, heads=257, head_dim=128)
     assert workload.kv_elements > 2**31
     passes(fa2.SPECS[0], (NumericsCase(workload),), executor)
 

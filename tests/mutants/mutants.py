@@ -11,6 +11,7 @@ from pathlib import Path
 from attnprof.kernels.catalogue import select
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.kernels.spec import KernelSpec
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.workload import Workload
 
 
@@ -195,14 +196,11 @@ def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
     def moved(build: Build) -> Build:
         return replace(build, file=file)
 
-    def patched(intact: LaunchPlan) -> LaunchPlan:
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        intact = spec.plan(workload, device)
         return replace(intact, launches=tuple(replace(launch, build=moved(launch.build)) for launch in intact.launches))
 
-    def plan(workload: Workload) -> LaunchPlan:
-        return patched(spec.plan(workload))
+    def builds(device: DeviceSpec) -> tuple[Build, ...]:
+        return tuple(moved(build) for build in spec.builds(device))
 
-    def plan_on(workload: Workload, arch: str) -> LaunchPlan:
-        return patched(spec.plan_for(workload, arch))
-
-    builds = tuple(moved(build) for build in spec.builds)
-    return replace(spec, name=mutant.id, file=file, plan=plan, plan_on=plan_on, builds=builds)
+    return replace(spec, name=mutant.id, file=file, plan=plan, builds=builds)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from attnprof.kernels.catalogue import builtin
+from attnprof.model.devices import find
 from attnprof.model.workload import Workload
 from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
 SOFTMAX_FAULTS = {"edge dropped", "warps not combined", "no max subtraction"}
+A100 = find("A100-SXM4-80GB")
 FAULTS = {
     "scale dropped",
     "last tile dropped",
@@ -26,10 +28,10 @@ FAULTS = {
 def test_the_patch_applies_and_the_plan_runs_the_patched_file(mutant: Mutant, tmp_path: Path) -> None:
     spec = materialise(mutant, tmp_path)
     assert mutant.new in spec.file.read_text(encoding="utf-8")
-    plan = spec.plan(Workload.of(64, heads=2))
+    plan = spec.plan(Workload.of(64, heads=2), A100)
     assert {launch.build.file for launch in plan.launches} == {spec.file}
-    assert {build.file for build in spec.builds} == {spec.file}
-    assert {launch.build for launch in plan.launches} <= set(spec.builds)
+    assert {build.file for build in spec.builds(A100)} == {spec.file}
+    assert {launch.build for launch in plan.launches} <= set(spec.builds(A100))
 
 
 def test_a_patch_whose_place_is_gone_or_ambiguous_is_an_error(tmp_path: Path) -> None:

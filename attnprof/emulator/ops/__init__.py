@@ -24,6 +24,7 @@ from attnprof.emulator.ops import (  # noqa: F401  each import registers its fam
     packed,
     shuffle,
     transcendental,
+    wmma,
 )
 from attnprof.emulator.ops.registry import OPS, CollectiveStep, Flow, Step
 from attnprof.emulator.program import Instruction

@@ -154,6 +154,8 @@ def _function(d: Decoder, i: Instruction, mode: str, single: bool) -> Any:
         if not keep_nan:
             pick = minimum if op_name == "min" else maximum
         return _xorsign(pick) if "xorsign" in i.mods else pick
+    if op_name not in ("abs", "neg"):
+        raise d.malformed(i, "no floating-point form")
     d.allow(i, "ftz")
     return np.abs if op_name == "abs" else np.negative
 

@@ -205,13 +205,13 @@ def _sign(d: Decoder, i: Instruction) -> Step:
     if _is_float(d, i):
         return floating.decode_float(d, i)
     d.allow(i)
-    return unary(d, i, d.types(i)[-1], np.abs if i.op == "abs" else np.negative)
+    return unary(d, i, d.whole(i), np.abs if i.op == "abs" else np.negative)
 
 
 @op("sad")
 def _sad(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.whole(i)
     dest, a, b, c = d.args(i, 4)
     put = d.alu_put(i, dest, kind)
     left, right, base = d.alu(i, a, kind), d.alu(i, b, kind), d.alu(i, c, kind)
@@ -227,6 +227,7 @@ def _sad(d: Decoder, i: Instruction) -> Step:
 def _dot_product(d: Decoder, i: Instruction) -> Step:
     """Four byte products, or two of halves with bytes, added to c (PTX ISA, dp4a and dp2a)."""
     d.allow(i, "lo", "hi")
+    d.whole(i)
     kinds = d.types(i, 2)
     dest, a, b, c = d.args(i, 4)
     result = TYPES["s32" if "s" in (kinds[0].kind, kinds[1].kind) else "u32"]

@@ -51,14 +51,14 @@ def _mov(d: Decoder, i: Instruction) -> Step:
 @op("and", "or", "xor")
 def _bitwise(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.types(i)[-1] if i.mods[-1:] == ("pred",) else d.whole(i)
     return binary(d, i, kind, (_PREDICATE if kind.bits == 1 else _BITWISE)[i.op])
 
 
 @op("not", "cnot")
 def _not(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.types(i)[-1] if i.mods[-1:] == ("pred",) else d.whole(i)
     if i.op == "cnot":
         return unary(d, i, kind, lambda a: (a == 0).astype(kind.storage))
     return unary(d, i, kind, np.logical_not if kind.bits == 1 else np.invert)
@@ -68,7 +68,7 @@ def _not(d: Decoder, i: Instruction) -> Step:
 def _shift(d: Decoder, i: Instruction) -> Step:
     """Amounts past the width shift everything out (or fill with the sign), unlike C."""
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.whole(i)
     dest, a, b = d.args(i, 3)
     put, value, amount = d.alu_put(i, dest, kind), d.alu(i, a, kind), d.alu(i, b, TYPES["u32"])
     left = i.op == "shl"
@@ -136,7 +136,7 @@ def _lop3(d: Decoder, i: Instruction) -> Step:
 @op("popc", "clz", "brev", "bfind")
 def _bit_counts(d: Decoder, i: Instruction) -> Step:
     d.allow(i, "shiftamt")
-    kind = d.types(i)[-1]
+    kind = d.whole(i)
     dest, a = d.args(i, 2)
     value = d.alu(i, a, kind)
     if i.op == "brev":
@@ -189,7 +189,7 @@ def _reverse_bits(v: AnyArray) -> AnyArray:
 @op("bfe")
 def _bit_field_extract(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.whole(i)
     dest, a, b, c = d.args(i, 4)
     put, value = d.alu_put(i, dest, kind), d.alu(i, a, kind)
     start, length = d.alu(i, b, TYPES["u32"]), d.alu(i, c, TYPES["u32"])
@@ -220,7 +220,7 @@ def _low_bits(count: Any) -> Any:
 @op("bfi")
 def _bit_field_insert(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
-    kind = d.types(i)[-1]
+    kind = d.whole(i)
     dest, a, b, c, e = d.args(i, 5)
     put = d.alu_put(i, dest, kind)
     insert, base = d.alu(i, a, kind), d.alu(i, b, kind)

@@ -32,7 +32,8 @@ _SHAPES = {
 }  # fmt: skip
 
 
-def _require_warps(x: Active) -> None:
+def require_warps(x: Active) -> None:
+    """A fault unless all lanes of every warp are here."""
     if not x.full_warps:
         raise x.wave.partial_collective(x)
 
@@ -73,8 +74,8 @@ def _mma(d: Decoder, i: Instruction) -> Step:
         raise d.unsupported(i)
     dest, a, b, c = d.args(i, 4)
     elements = 32 // left.bits
-    a_regs = [_fragment(d, i, v) for v in d.items(a)]
-    b_regs = [_fragment(d, i, v) for v in d.items(b)]
+    a_regs = [fragment_source(d, i, v) for v in d.items(a)]
+    b_regs = [fragment_source(d, i, v) for v in d.items(b)]
     c_items, d_items = d.items(c), d.items(dest)
     expected = (2 * k // (4 * elements), k // (4 * elements), 2 if acc.bits == 16 else 4, 2 if out.bits == 16 else 4)
     if (len(a_regs), len(b_regs), len(c_items), len(d_items)) != expected:
@@ -86,7 +87,7 @@ def _mma(d: Decoder, i: Instruction) -> Step:
     saturate = "satfinite" in i.mods
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         warps = x.n // WARP
         a_matrix = np.empty((warps, 16, k), np.float32)
         width = 4 * elements
@@ -118,7 +119,8 @@ def _mma(d: Decoder, i: Instruction) -> Step:
     return CollectiveStep(run)
 
 
-def _fragment(d: Decoder, i: Instruction, operand: Any) -> Source:
+def fragment_source(d: Decoder, i: Instruction, operand: Any) -> Source:
+    """A 32-bit register of a fragment, one word a lane."""
     source = d.lane(i, operand, B32)
 
     def read(x: Active) -> Any:
@@ -131,7 +133,7 @@ def _fragment(d: Decoder, i: Instruction, operand: Any) -> Source:
 def _accumulator(d: Decoder, i: Instruction, items: Any, kind: PtxType) -> Any:
     """The accumulator as (warps, 16, 8)."""
     if kind.bits == 16:
-        halves = [_fragment(d, i, v) for v in items]
+        halves = [fragment_source(d, i, v) for v in items]
 
         def read_half(x: Active) -> Any:
             matrix = np.empty((x.n // WARP, 16, 8), np.float32)
@@ -184,7 +186,7 @@ def _mma_f64(d: Decoder, i: Instruction) -> Step:
         raise d.malformed(i, "the fragments have the wrong number of registers")
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         a_matrix = np.broadcast_to(left(x), (x.n,)).reshape(-1, 8, 4)
         b_matrix = np.broadcast_to(right(x), (x.n,)).reshape(-1, 8, 4)
         product = np.matmul(a_matrix, b_matrix.transpose(0, 2, 1)).reshape(-1, 32, 2)
@@ -216,7 +218,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         part = x if count == 4 else x.subset((x.lane_ids() & 31) < 8 * count)
         chunks = resolve(part, "shared", address(part), 16, "reads")
         if watched:
@@ -236,14 +238,14 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
     count, transposed = _matrices(d, i)
     dest, source = d.args(i, 2)
     address = address_of(d, i, dest)
-    registers = [_fragment(d, i, v) for v in d.items(source)]
+    registers = [fragment_source(d, i, v) for v in d.items(source)]
     if len(registers) != count:
         raise d.malformed(i, f"{len(registers)} sources for {count} matrices")
     access = Access("store", 16)
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         part = x if count == 4 else x.subset((x.lane_ids() & 31) < 8 * count)
         chunks = resolve(part, "shared", address(part), 16, "writes")
         rows = np.empty((x.n // WARP, count, 8, 4), np.uint32)
@@ -266,10 +268,10 @@ def _move_matrix(d: Decoder, i: Instruction) -> Step:
     """An 8 × 8 matrix of 16-bit elements transposed across a warp."""
     d.allow(i, "sync", "aligned", "m8n8", "trans")
     dest, source = d.args(i, 2)
-    put, value = d.lane_put(i, dest, B32), _fragment(d, i, source)
+    put, value = d.lane_put(i, dest, B32), fragment_source(d, i, source)
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         elements = value(x).view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
         put(x, np.ascontiguousarray(elements).reshape(-1).view(np.uint32))
 

@@ -12,6 +12,7 @@ from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scal
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
 from attnprof.model.traffic import fused_demand, kv_blocks_visited
 from attnprof.model.workload import Pass, Workload
@@ -19,9 +20,11 @@ from attnprof.model.workload import Pass, Workload
 FILE = kernels_dir() / "fa2.cu"
 DTYPES = (Dtype.FP16, Dtype.BF16)
 
-# Row and key indices inside a head are 32-bit.
+# Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads: at 128 bytes a row or
+# more, no GPU holds that many.
 LENGTH_MAX = 2**30
-# Grid limits of every CUDA device: x is 2^31 - 1 and is no limit here, y and z are this.
+ROWS_MAX = 2**31
+# The grid's limit in y and in z on every CUDA device.
 GRID_YZ_MAX = 65_535
 
 
@@ -80,12 +83,24 @@ class Tiles:
         return (self.block_q + 2 * self.kv_stages * self.block_kv) * self.head_dim * 2
 
 
-# At most 96 KiB, so that one build serves every architecture (sm_86, sm_89 and sm_120 allow 99 KiB a block), and two
-# blocks share an H100 or H200 SM: one's softmax then overlaps the other's products.
-TILES: Mapping[int, Tiles] = {
-    64: Tiles(head_dim=64),
-    128: Tiles(head_dim=128),
+# Two blocks must share an SM, so that one's softmax overlaps the other's products: the first choice that the device's
+# shared memory has room for twice. H100, H200 and B200 take the first; A100 (164 KiB an SM) the next, and sm_86, sm_89
+# and sm_120 (100 KiB) the last.
+CHOICES: Mapping[int, tuple[Tiles, ...]] = {
+    64: (Tiles(head_dim=64),),
+    128: (Tiles(head_dim=128), Tiles(head_dim=128, block_kv=32), Tiles(head_dim=128, block_kv=32, kv_stages=1)),
 }
+# Shared memory that the system takes of each block's share, from sm_80 on (CUDA C++ Programming Guide, 20.7.3).
+RESERVED_SMEM_BYTES = 1024
+
+
+def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
+    """The tile choice for a head dim of `CHOICES` on a device."""
+    *roomier, smallest = CHOICES[head_dim]
+    for tiles in roomier:
+        if tiles.blocks_per_sm * (tiles.smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes:
+            return tiles
+    return smallest
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -94,36 +109,43 @@ def unsupported(workload: Workload) -> str | None:
         return "fa2 computes the forward pass only"
     if workload.dtype not in DTYPES:
         return f"fa2 takes {' or '.join(DTYPES)}, not {workload.dtype}"
-    if workload.head_dim not in TILES:
-        return f"fa2 takes head dim {' or '.join(map(str, TILES))}, not {workload.head_dim}"
+    if workload.head_dim not in CHOICES:
+        return f"fa2 takes head dim {' or '.join(map(str, CHOICES))}, not {workload.head_dim}"
     if max(workload.seq_q, workload.seq_kv) > LENGTH_MAX:
         return f"fa2 takes lengths up to {LENGTH_MAX}"
-    if workload.batch * workload.heads > GRID_YZ_MAX**2:
-        return f"fa2 takes up to {GRID_YZ_MAX**2} heads over all batches"
+    if max(workload.rows, workload.batch * workload.kv_heads * workload.seq_kv) > ROWS_MAX:
+        return f"fa2 takes up to {ROWS_MAX} rows of Q or K over all heads"
     return None
 
 
-def demand(workload: Workload) -> Demand:
+def demand(workload: Workload, device: DeviceSpec) -> Demand:
     """The ledger and the work of each unit: Q, K, V read once, O written once.
 
     The log-sum-exp is not in it, because `plan` does not write it; with `plan_lse` 4 bytes a row come on top. The work
     counts allowed pairs only; on the diagonal and at ragged edges the kernel multiplies whole tiles, and it evaluates
     one exponential more a row whenever it rescales.
     """
-    tiles = TILES.get(workload.head_dim)
-    if tiles is None or unsupported(workload) is not None:
+    if unsupported(workload) is not None:
         return fused_demand(workload)
-    return fused_demand(workload, {"attention": _schedule(workload, tiles)})
+    return fused_demand(workload, {"attention": _schedule(workload, tiles_for(workload.head_dim, device))})
 
 
-def plan(workload: Workload) -> LaunchPlan:
+def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
     """Tensors and launches, with the tuned tiles and without the log-sum-exp, as inference runs it."""
-    return plan_with(workload, TILES[workload.head_dim])
+    return plan_with(workload, tiles_for(workload.head_dim, device))
 
 
-def plan_lse(workload: Workload) -> LaunchPlan:
+def plan_lse(workload: Workload, device: DeviceSpec) -> LaunchPlan:
     """As `plan`, and the log-sum-exp is written too, as a forward that a backward follows."""
-    return plan_with(workload, TILES[workload.head_dim], lse=True)
+    return plan_with(workload, tiles_for(workload.head_dim, device), lse=True)
+
+
+def builds(device: DeviceSpec) -> tuple[Build, ...]:
+    """Every variant for a device: head dims, element types, with and without a mask and the log-sum-exp."""
+    return tuple(
+        tiles_for(head_dim, device).build(dtype, causal=causal, lse=lse)
+        for head_dim, dtype, causal, lse in product(CHOICES, DTYPES, (False, True), (False, True))
+    )
 
 
 def plan_with(workload: Workload, tiles: Tiles, *, lse: bool = False) -> LaunchPlan:
@@ -199,10 +221,8 @@ SPECS = (
         demand=demand,
         unsupported=unsupported,
         plan=plan,
-        builds=tuple(
-            tiles.build(dtype, causal=causal, lse=lse)
-            for tiles, dtype, causal, lse in product(TILES.values(), DTYPES, (False, True), (False, True))
-        ),
+        builds=builds,
         rounds=("p", "o"),
+        plan_lse=plan_lse,
     ),
 )

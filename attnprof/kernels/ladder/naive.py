@@ -10,6 +10,7 @@ from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, Te
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule, Stage
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
 from attnprof.model.traffic import kv_blocks_visited, three_kernel_demand
 from attnprof.model.workload import Pass, Workload
@@ -147,7 +148,7 @@ def unsupported(workload: Workload) -> str | None:
     return None
 
 
-def demand(workload: Workload) -> Demand:
+def demand(workload: Workload, device: DeviceSpec) -> Demand:
     """The ledger and the work of each unit; the schedules where the kernels can run it.
 
     Beyond the model's least, softmax evaluates every exponential twice, so that a row fits on chip as it came; rows
@@ -161,9 +162,14 @@ def demand(workload: Workload) -> Demand:
     return replace(asked, stages=tuple(_as_executed(stage, workload, tiles) for stage in asked.stages))
 
 
-def plan(workload: Workload) -> LaunchPlan:
+def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
     """Tensors and launches, with the tuned tiles."""
     return plan_with(workload, TILES[workload.head_dim])
+
+
+def builds(device: DeviceSpec) -> tuple[Build, ...]:
+    """Every variant: one build serves all architectures and masks."""
+    return tuple(tiles.build(dtype) for tiles in TILES.values() for dtype in (Dtype.FP16, Dtype.BF16))
 
 
 def plan_with(workload: Workload, tiles: Tiles) -> LaunchPlan:
@@ -289,7 +295,7 @@ SPECS = (
         demand=demand,
         unsupported=unsupported,
         plan=plan,
-        builds=tuple(tiles.build(dtype) for tiles in TILES.values() for dtype in (Dtype.FP16, Dtype.BF16)),
+        builds=builds,
         rounds=("s", "p", "o"),
     ),
 )

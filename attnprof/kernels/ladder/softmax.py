@@ -127,7 +127,7 @@ def _block_spec(
             rereads_in_l2=rereads_hit_l2(workload, device.sm_count * _blocks_per_sm(workload), device.l2_bytes),
         )
 
-    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:  # noqa: ARG001 - the same on every device
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
         launch = Launch(
             stage=STAGE,
             build=_block_build(name, workload.dtype),

@@ -15,7 +15,7 @@ from attnprof.kernels.executor import Compiled
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.devices import find
+from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import CompileError, ContextLost, EnvironmentProblem, KernelFault
 from attnprof.model.reference import attention
@@ -23,6 +23,7 @@ from attnprof.model.rounding import decode, encode
 from attnprof.model.workload import Pass
 from tests.fakes import FakeExecutor, attend, fake_compiled, fake_demand, fake_spec, is_causal
 
+A100 = find("A100-SXM4-80GB")
 NUMERICS = frozenset({Check.NUMERICS})
 
 
@@ -164,8 +165,8 @@ def test_a_block_that_fits_no_sm_fails() -> None:
 def with_smem(smem_bytes: int) -> Callable[..., LaunchPlan]:
     plan = fake_spec().plan
 
-    def plan_with(workload: Any) -> LaunchPlan:
-        made = plan(workload)
+    def plan_with(workload: Any, device: DeviceSpec) -> LaunchPlan:
+        made = plan(workload, device)
         return replace(made, launches=tuple(replace(launch, smem_bytes=smem_bytes) for launch in made.launches))
 
     return plan_with
@@ -366,12 +367,12 @@ def test_the_sets_cover_what_kernels_get_wrong(cases: Callable[[], Any]) -> None
 
 def test_a_fake_demand_is_what_the_fake_moves() -> None:
     workload = next(iter(small_set())).workload
-    assert fake_demand(workload).hbm_bytes == 2 * 2 * (workload.q_elements + workload.kv_elements)
+    assert fake_demand(workload, A100).hbm_bytes == 2 * 2 * (workload.q_elements + workload.kv_elements)
 
 
 def test_fused_without_a_mutation_is_attention() -> None:
     workload = next(case.workload for case in small_set() if case.workload.causal)
-    plan = fake_spec().plan(workload)
+    plan = fake_spec().plan(workload, A100)
     rng = np.random.default_rng(0)
     memory = {name: encode(rng.standard_normal(plan.tensor(name).shape), workload.dtype) for name in ("q", "k", "v")}
     o = decode(fused(plan, memory)["o"], workload.dtype)

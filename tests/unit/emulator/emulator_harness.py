@@ -13,22 +13,10 @@ from attnprof.compiler import Compiler
 from attnprof.emulator import EmulatedRun, EmulatorExecutor, Mode, Trace
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.model.devices import DeviceSpec
+from attnprof.model.devices import find
 from attnprof.model.dtypes import Dtype
 
-A100 = DeviceSpec(
-    name="A100",
-    source="table",
-    compute_capability=(8, 0),
-    sm_count=108,
-    hbm_bytes_per_s=None,
-    hbm_bytes=None,
-    l2_bytes=None,
-    smem_per_sm_bytes=167936,
-    smem_per_block_bytes=166912,
-    boost_clock_hz=None,
-    max_clock_hz=None,
-)
+A100 = find("A100-SXM4-80GB")
 
 
 class TextCompiler:

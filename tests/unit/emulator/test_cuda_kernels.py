@@ -392,3 +392,40 @@ def test_launch_limits(bench: Bench) -> None:
 def test_a_compile_error_names_the_line(bench: Bench) -> None:
     with pytest.raises(CompileError, match=r":2: "):
         bench.run('\nextern "C" __global__ void k(float* a) { a[0] = nothing; }', "k", {"a": np.zeros(4, "f4")})
+
+
+WMMA = """
+#include <mma.h>
+#include <cuda_fp16.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const half* a, const half* b, %s* c) {
+    __shared__ half tile[256];
+    for (int i = threadIdx.x; i < 256; i += 32) tile[i] = a[i];
+    __syncwarp();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> fb;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, %s> fc;
+    wmma::fill_fragment(fc, 1.0f);
+    wmma::load_matrix_sync(fa, tile, 16);
+    wmma::load_matrix_sync(fb, b, 24);
+    wmma::mma_sync(fc, fa, fb, fc);
+    for (int i = 0; i < fc.num_elements; ++i) fc.x[i] = fc.x[i] * (%s)2.0f;
+    wmma::store_matrix_sync(c, fc, 16, wmma::mem_row_major);
+}"""
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float", "f4"), ("half", "f2")])
+def test_wmma_fragments(bench: Bench, kind: str, dtype: str) -> None:
+    a = RNG.integers(-4, 5, (16, 16)).astype("f2")
+    b = RNG.integers(-4, 5, (16, 24)).astype("f2")  # 16 columns of 16, each followed by 8 more elements
+    outcome = bench.run(
+        WMMA % (kind, kind, kind),
+        "k",
+        {"a": a, "b": b, "c": np.zeros((16, 16), dtype)},
+        outputs=("c",),
+        mode=Mode.ALL,
+    )
+    expected = 2 * (a.astype("f8") @ b[:, :16].astype("f8").T + 1)
+    assert np.array_equal(outcome.outputs["c"].astype("f8"), expected)
+    assert outcome.trace.counters.matrix_flops == 2 * 16**3
+    assert outcome.trace.faults == ()

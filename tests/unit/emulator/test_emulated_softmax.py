@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from attnprof.model.rounding import decode
 from attnprof.model.workload import Workload
 from tests.unit.emulator.emulator_harness import A100, Bench
 
+# The emulator counts what a kernel asks for, whatever L2 might serve.
+UNCACHED = replace(A100, l2_bytes=None)
 NAIVE, SAFE, ONLINE, FUSED = SPECS
 UNUSUAL = (Distribution.LARGE_LOGITS, Distribution.DOMINANT_KEY, Distribution.MASKED)
 
@@ -37,7 +40,7 @@ def run(
 ) -> tuple[Verification, Trace, LaunchPlan]:
     """The verdict on the output, what was observed, and what was launched."""
     executor = EmulatorExecutor(bench.cuda, A100, mode=mode, on_fault="record")
-    plan = spec.plan_for(workload, executor.arch)
+    plan = spec.plan(workload, A100)
     inputs = inputs_for(spec, workload, distribution=distribution)
     with executor.prepare(plan) as prepared:
         prepared.write("x", inputs["x"])
@@ -92,7 +95,7 @@ def test_moderate_logits_up_to_its_limit_are_right_for_softmax_naive(bench: Benc
     x = np.full((2, 4096), NAIVE.largest_logit, np.float32)
     x[1] = -NAIVE.largest_logit
     workload = matrix(2, 4096, Dtype.FP32)
-    with EmulatorExecutor(bench.cuda, A100).prepare(NAIVE.plan(workload)) as prepared:
+    with EmulatorExecutor(bench.cuda, A100).prepare(NAIVE.plan(workload, A100)) as prepared:
         prepared.write("x", x)
         prepared.poison()
         prepared.launch()
@@ -104,7 +107,7 @@ def test_moderate_logits_up_to_its_limit_are_right_for_softmax_naive(bench: Benc
 def test_bytes_and_exponentials_are_those_of_the_ledger(bench: Bench, spec: KernelSpec) -> None:
     """On rows that fill the chunks, the batches and the block: nothing is loaded in vain."""
     workload = matrix(3, 4096)
-    demand = spec.demand(workload)
+    demand = spec.demand(workload, UNCACHED)
     _, trace, _ = run(bench, spec, workload, mode=Mode.COUNTS)
     (counted,) = trace.kernels
     reads = sum(line.bytes for line in demand.ledger if line.direction == "read")
@@ -120,7 +123,7 @@ def test_bytes_and_exponentials_are_those_of_the_ledger(bench: Bench, spec: Kern
 
 def test_what_does_not_fit_the_shared_memory_is_read_once_more(bench: Bench) -> None:
     workload = matrix(2, 131_072)
-    demand = FUSED.demand_for(workload, A100)
+    demand = FUSED.demand(workload, UNCACHED)
     _, trace, _ = run(bench, FUSED, workload, mode=Mode.COUNTS)
     (counted,) = trace.kernels
     assert counted.tensor("x").read_bytes == demand.hbm_bytes - workload.rows * workload.seq_kv * 2

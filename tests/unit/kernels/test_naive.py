@@ -22,6 +22,7 @@ from attnprof.model.rounding import decode
 from attnprof.model.traffic import three_kernel_demand
 from attnprof.model.workload import Pass, Workload
 
+A100 = find("A100-SXM4-80GB")
 SMALLEST_SMEM_PER_BLOCK = 99 * 1024  # sm_86, sm_89, sm_120
 
 WORKLOADS = [
@@ -48,8 +49,8 @@ def integer(a_launch: Launch, index: int) -> int:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.label)
 def test_the_stages_launched_are_the_stages_predicted(workload: Workload) -> None:
-    stages = demand(workload).stages
-    launches = plan(workload).launches
+    stages = demand(workload, A100).stages
+    launches = plan(workload, A100).launches
     assert [stage.name for stage in stages] == [launch.stage for launch in launches]
     for stage, a_launch in zip(stages, launches, strict=True):
         assert stage.schedule is not None
@@ -60,7 +61,7 @@ def test_the_stages_launched_are_the_stages_predicted(workload: Workload) -> Non
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.label)
 def test_score_segments_cover_every_key_once(workload: Workload) -> None:
     tiles = TILES[workload.head_dim]
-    scores = launch(plan(workload), "scores")
+    scores = launch(plan(workload, A100), "scores")
     key_tiles = integer(scores, 8)
     row_blocks = -(-workload.seq_q // tiles.scores_m)
     segments = scores.blocks // (row_blocks * workload.batch * workload.heads)
@@ -75,7 +76,7 @@ def test_the_work_scheduled_is_the_tiles_that_the_mask_touches(workload: Workloa
         "scores": (tiles.scores_m, tiles.scores_n),
         "output": (tiles.output_m, tiles.output_k),
     }.items():
-        schedule = next(s.schedule for s in demand(workload).stages if s.name == stage)
+        schedule = next(s.schedule for s in demand(workload, A100).stages if s.name == stage)
         assert schedule is not None
         touched = 0
         for first in range(0, workload.seq_q, block_q):
@@ -87,7 +88,7 @@ def test_the_work_scheduled_is_the_tiles_that_the_mask_touches(workload: Workloa
 
 @pytest.mark.parametrize("seq_kv", [1, 7, 8, 9, 2048, 32767, 32768, 65535, 65536, 65537, 131072])
 def test_softmax_holds_the_row_or_takes_the_long_kernel(seq_kv: int) -> None:
-    softmax = launch(plan(Workload.of(16, seq_kv=seq_kv, heads=1)), "softmax")
+    softmax = launch(plan(Workload.of(16, seq_kv=seq_kv, heads=1), A100), "softmax")
     assert softmax.threads % 32 == 0
     if seq_kv <= 65536:
         assert softmax.entry == "naive_softmax"
@@ -100,7 +101,7 @@ def test_softmax_holds_the_row_or_takes_the_long_kernel(seq_kv: int) -> None:
 
 @pytest.mark.parametrize("seq_kv", range(1, 25))
 def test_rows_of_s_start_on_16_byte_boundaries_with_the_least_padding(seq_kv: int) -> None:
-    a_plan = plan(Workload.of(5, seq_kv=seq_kv, heads=3))
+    a_plan = plan(Workload.of(5, seq_kv=seq_kv, heads=3), A100)
     ld = a_plan.tensor("s").shape[-1]
     assert ld % 8 == 0
     assert seq_kv <= ld < seq_kv + 8
@@ -108,18 +109,18 @@ def test_rows_of_s_start_on_16_byte_boundaries_with_the_least_padding(seq_kv: in
 
 
 def test_32_heads_at_32768_fit_a_139_gib_gpu() -> None:
-    assert plan(Workload.of(32768)).footprint_bytes == 64 * 2**30 + 4 * 32 * 32768 * 128 * 2 < 139 * 2**30
+    assert plan(Workload.of(32768), A100).footprint_bytes == 64 * 2**30 + 4 * 32 * 32768 * 128 * 2 < 139 * 2**30
 
 
 def test_ledger_at_32768_is_that_of_the_article() -> None:
-    asked = demand(Workload.of(32768))
+    asked = demand(Workload.of(32768), A100)
     assert asked.hbm_bytes == 275_951_648_768
     assert asked.tensor_flops == 17_592_186_044_416
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.label)
 def test_demand_is_the_model_with_each_exponential_twice(workload: Workload) -> None:
-    model, asked = three_kernel_demand(workload), demand(workload)
+    model, asked = three_kernel_demand(workload), demand(workload, A100)
     assert asked.exponentials == 2 * model.exponentials == 2 * workload.pairs
     assert tuple(asked.ledger) == tuple(model.ledger)
     assert asked.tensor_flops == model.tensor_flops
@@ -128,7 +129,7 @@ def test_demand_is_the_model_with_each_exponential_twice(workload: Workload) -> 
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_too_long_for_the_chip_read_s_twice(causal: bool) -> None:
     workload = Workload.of(65537, heads=1, causal=causal)
-    extra = demand(workload).hbm_bytes - three_kernel_demand(workload).hbm_bytes
+    extra = demand(workload, A100).hbm_bytes - three_kernel_demand(workload).hbm_bytes
     assert extra == 2 * workload.pairs
 
 
@@ -139,7 +140,7 @@ def test_demand_answers_for_workloads_that_cannot_run() -> None:
         Workload.of(64, direction=Pass.BWD),
     ):
         assert unsupported(workload) is not None
-        assert demand(workload).hbm_bytes == three_kernel_demand(workload).hbm_bytes
+        assert demand(workload, A100).hbm_bytes == three_kernel_demand(workload).hbm_bytes
 
 
 @pytest.mark.parametrize(
@@ -162,16 +163,16 @@ def test_what_it_cannot_run_is_refused_with_what_it_can(workload: Workload, name
 def test_more_heads_than_a_grid_row_of_65535() -> None:
     workload = Workload.of(64, batch=70_000, heads=1)
     assert unsupported(workload) is None
-    assert all(a_launch.grid[1:] == (1, 1) for a_launch in plan(workload).launches)
+    assert all(a_launch.grid[1:] == (1, 1) for a_launch in plan(workload, A100).launches)
 
 
 def test_one_build_serves_every_architecture() -> None:
     (spec,) = SPECS
-    assert len(set(spec.builds)) == 4
+    assert len(set(spec.builds(A100))) == 4
     for tiles in TILES.values():
         assert max(tiles.scores_smem_bytes, tiles.output_smem_bytes) <= SMALLEST_SMEM_PER_BLOCK
     for workload in WORKLOADS:
-        assert {a_launch.build for a_launch in plan(workload).launches} <= set(spec.builds)
+        assert {a_launch.build for a_launch in plan(workload, A100).launches} <= set(spec.builds(A100))
 
 
 def test_the_python_and_cuda_block_limits_agree() -> None:
@@ -189,7 +190,7 @@ def test_other_tiles_change_the_build_and_the_launches_together(row_vectors: int
     assert (softmax.threads, softmax.entry) == (4096 // row_vectors, "naive_softmax")
     assert (output.threads, output.smem_bytes, output.blocks) == (256, 98304, 32 * 128)
     assert dict(scores.build.defines)["ROW_VECTORS"] == str(row_vectors)
-    assert scores.build == softmax.build == output.build != plan(Workload.of(32768)).launches[0].build
+    assert scores.build == softmax.build == output.build != plan(Workload.of(32768), A100).launches[0].build
 
 
 def emulate(
@@ -208,9 +209,9 @@ def emulate(
 def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(head_dim: int) -> None:
     workload = Workload.of(256, heads=1, head_dim=head_dim)
     inputs = dict(make_inputs(workload))
-    o, trace = emulate(workload, plan(workload), inputs, Mode.ALL)
+    o, trace = emulate(workload, plan(workload, A100), inputs, Mode.ALL)
     assert verify(workload, ("s", "p", "o"), inputs, o).passed
-    for stage, kernel in zip(demand(workload).stages, trace.kernels, strict=True):
+    for stage, kernel in zip(demand(workload, A100).stages, trace.kernels, strict=True):
         moved = {(name, "read"): kernel.tensor(name).unique_read_bytes for name in "qkvso"}
         moved |= {(name, "write"): kernel.tensor(name).unique_write_bytes for name in "qkvso"}
         # P overwrites S.
@@ -235,7 +236,7 @@ def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(head_dim: 
 )
 def test_emulated_ragged_masked_and_grouped_heads_are_right(workload: Workload) -> None:
     inputs = dict(make_inputs(workload))
-    o, _ = emulate(workload, plan(workload), inputs, Mode.CHECKS)
+    o, _ = emulate(workload, plan(workload, A100), inputs, Mode.CHECKS)
     verdict = verify(workload, ("s", "p", "o"), inputs, o)
     assert verdict.passed, verdict.detail
 
@@ -252,7 +253,7 @@ def test_emulated_ragged_masked_and_grouped_heads_are_right(workload: Workload) 
 def test_emulated_other_tiles_give_the_same_bits(changes: dict[str, int]) -> None:
     workload = Workload.of(150, seq_kv=170, heads=1, causal=True)
     inputs = dict(make_inputs(workload))
-    tuned, _ = emulate(workload, plan(workload), inputs)
+    tuned, _ = emulate(workload, plan(workload, A100), inputs)
     other, _ = emulate(workload, plan_with(workload, replace(TILES[128], **changes)), inputs, Mode.CHECKS)
     assert np.array_equal(tuned, other)
 
@@ -261,7 +262,7 @@ def test_emulated_other_tiles_give_the_same_bits(changes: dict[str, int]) -> Non
 def test_emulated_long_rows_give_what_rows_on_chip_give(seq_kv: int) -> None:
     workload = Workload.of(2, seq_kv=seq_kv, heads=1, head_dim=64, causal=True)
     inputs = dict(make_inputs(workload))
-    on_chip = plan(workload)
+    on_chip = plan(workload, A100)
     long_rows = replace(
         on_chip,
         launches=tuple(
@@ -277,7 +278,7 @@ def test_emulated_nan_reaches_the_rows_that_it_touches_and_no_other() -> None:
     workload = Workload.of(70, heads=1, head_dim=64)
     inputs = {name: values.copy() for name, values in make_inputs(workload).items()}
     inputs["q"][0, 0, 3, 5] = np.float16("nan")
-    o, _ = emulate(workload, plan(workload), inputs)
+    o, _ = emulate(workload, plan(workload, A100), inputs)
     rows = np.isnan(decode(o, workload.dtype)[0, 0])
     assert rows[3].all()
     assert not np.delete(rows, 3, axis=0).any()
