@@ -71,12 +71,12 @@ struct Share {
         for (int i = 0; i < CHUNKS; ++i) {
             const int chunk = member + i * members;
             chunks_rmem[i] = empty_chunk();
-            if (chunk < row.chunks) chunks_rmem[i] = load_chunk_last(row.x + row.chunk_column(chunk));
+            if (chunk < row.chunks) chunks_rmem[i] = load_chunk_last(row.x + row.chunk_offset(chunk));
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
             const int edge = member + i * members;
-            edge_rmem[i] = edge < row.edge ? to_float(row.x[row.edge_column(edge)]) : NEGATIVE_INFINITY;
+            edge_rmem[i] = edge < row.edge ? to_float(row.x[row.edge_offset(edge)]) : NEGATIVE_INFINITY;
         }
     }
 
@@ -119,13 +119,13 @@ struct Share {
                 unpack(chunks_rmem[i], values);
 #pragma unroll
                 for (float& value : values) value = exponential(value - shift) * factor;
-                store_chunk(row.y + row.chunk_column(chunk), pack(values));
+                store_chunk(row.y + row.chunk_offset(chunk), pack(values));
             }
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
             const int edge = member + i * members;
-            if (edge < row.edge) row.y[row.edge_column(edge)] = to_element(exponential(edge_rmem[i] - shift) * factor);
+            if (edge < row.edge) row.y[row.edge_offset(edge)] = to_element(exponential(edge_rmem[i] - shift) * factor);
         }
     }
 };
@@ -191,7 +191,7 @@ softmax_fused_warp(const element* __restrict__ x,  // (rows, cols)
     for (int i = 0; i < ROWS; ++i) {
         const float max = lanes_max<LANES>(shares[i].max());
         const float sum = lanes_sum<LANES>(shares[i].sum(anchor(max)));
-        if (first_row + i * ROWS_PER_LOAD < rows) shares[i].store(max, 1.0f / sum);
+        if (first_row + i * ROWS_PER_LOAD < rows) shares[i].store(max, reciprocal(sum));
     }
 }
 
@@ -211,7 +211,7 @@ softmax_fused_block(const element* __restrict__ x,  // (rows, cols)
     warp.sum = lanes_sum(share.sum(anchor(warp.max)));
     const Statistics all = merge_warps(warp, scratch_smem);
 
-    share.store(all.max, 1.0f / all.sum);
+    share.store(all.max, reciprocal(all.sum));
 }
 
 #else  // PLACE_SHARED
@@ -230,7 +230,7 @@ struct Column {
     int kept;
     uint4* smem;  // this thread's column of row_smem (resident, blockDim.x)
 
-    __device__ __forceinline__ int chunk_column(int i) const { return row.chunk_column(member + i * members); }
+    __device__ __forceinline__ int chunk_offset(int i) const { return row.chunk_offset(member + i * members); }
     __device__ __forceinline__ uint4& resident(int i) const { return smem[i * blockDim.x]; }
     __device__ __forceinline__ int group_end(int group) const { return kept * group / GROUPS; }
 };
@@ -239,7 +239,7 @@ __device__ __forceinline__ void issue_copies(const Column& column) {
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         for (int i = column.group_end(group); i < column.group_end(group + 1); ++i) {
-            cp_async_16(smem_address(&column.resident(i)), column.row.x + column.chunk_column(i));
+            cp_async_16(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
         }
         cp_async_commit();
     }
@@ -266,7 +266,7 @@ __device__ __forceinline__ void load_overflow(const Column& column, int first, u
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
         batch[i] = empty_chunk();
-        if (first + i < column.own) batch[i] = load_chunk(column.row.x + column.chunk_column(first + i));
+        if (first + i < column.own) batch[i] = load_chunk(column.row.x + column.chunk_offset(first + i));
     }
 }
 
@@ -276,7 +276,7 @@ __device__ __forceinline__ void store_normalised(const Column& column, int i, co
     unpack(chunk, values);
 #pragma unroll
     for (float& value : values) value = exponential(value - shift) * factor;
-    store_chunk(column.row.y + column.chunk_column(i), pack(values));
+    store_chunk(column.row.y + column.chunk_offset(i), pack(values));
 }
 
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
@@ -299,7 +299,7 @@ softmax_fused_shared(const element* __restrict__ x,  // (rows, cols)
 
     Statistics running;
     const bool has_edge = column.member < row.edge;
-    const float edge = has_edge ? to_float(row.x[row.edge_column(column.member)]) : NEGATIVE_INFINITY;
+    const float edge = has_edge ? to_float(row.x[row.edge_offset(column.member)]) : NEGATIVE_INFINITY;
     include(running, edge);
     for (int first = column.kept; first < column.own; first += BATCH) {
         uint4 batch[BATCH];
@@ -310,7 +310,7 @@ softmax_fused_shared(const element* __restrict__ x,  // (rows, cols)
     const Statistics all = merge_warps(lanes_merge(running), scratch_smem);
 
     // What did not fit comes first: the end of it may still be in L2.
-    const float factor = 1.0f / all.sum;
+    const float factor = reciprocal(all.sum);
     for (int first = column.kept; first < column.own; first += BATCH) {
         uint4 batch[BATCH];
         load_overflow(column, first, batch);
@@ -320,7 +320,7 @@ softmax_fused_shared(const element* __restrict__ x,  // (rows, cols)
         }
     }
     for (int i = 0; i < column.kept; ++i) store_normalised(column, i, column.resident(i), all.max, factor);
-    if (has_edge) row.y[row.edge_column(column.member)] = to_element(exponential(edge - all.max) * factor);
+    if (has_edge) row.y[row.edge_offset(column.member)] = to_element(exponential(edge - all.max) * factor);
 }
 
 #endif

@@ -34,7 +34,7 @@ __device__ __forceinline__ float sum_of_exponentials(const Row& row, float* scra
             for (float value : values) sum += exponential(value);
         }
     }
-    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) sum += exponential(to_float(row.x[row.edge_column(i)]));
+    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) sum += exponential(to_float(row.x[row.edge_offset(i)]));
     return block_sum(sum, scratch_smem);
 }
 
@@ -47,7 +47,6 @@ softmax_naive(const element* __restrict__ x,  // (rows, cols)
 
     const float sum = sum_of_exponentials(row, scratch_smem);
 
-    // Multiplying by the reciprocal costs one division a row instead of one an element, and an error of one rounding
-    // more. 1 / inf = 0, so that an overflowing row reads inf * 0 = NaN where e^x overflows and 0 elsewhere.
-    write_normalised(row, 0.0f, 1.0f / sum);
+    // 1 / inf = 0, so that a row that overflows reads inf * 0 = NaN where e^x does, and 0 elsewhere.
+    write_normalised(row, 0.0f, reciprocal(sum));
 }

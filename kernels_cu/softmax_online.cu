@@ -29,7 +29,7 @@ __device__ __forceinline__ Statistics row_statistics(const Row& row, float2* scr
         load_batch<false>(row, first, batch);
         include(running, batch);
     }
-    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) include(running, to_float(row.x[row.edge_column(i)]));
+    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) include(running, to_float(row.x[row.edge_offset(i)]));
     return block_merge(running, scratch_smem);
 }
 
@@ -43,5 +43,5 @@ softmax_online(const element* __restrict__ x,  // (rows, cols)
     const Statistics all = row_statistics(row, scratch_smem);
 
     // Pass 2. The maximum is used as it is, not anchored: a row of -inf alone must come out NaN.
-    write_normalised(row, all.max, 1.0f / all.sum);
+    write_normalised(row, all.max, reciprocal(all.sum));
 }

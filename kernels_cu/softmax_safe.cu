@@ -29,7 +29,7 @@ __device__ __forceinline__ float row_max(const Row& row, float* scratch_smem) {
         for (const uint4& chunk : batch) highest.include(chunk);
     }
     float max = highest.value();
-    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) max = fmaxf(max, to_float(row.x[row.edge_column(i)]));
+    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) max = fmaxf(max, to_float(row.x[row.edge_offset(i)]));
     return block_max(max, scratch_smem);
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ float row_sum(const Row& row, float max, float* scrat
         }
     }
     for (int i = threadIdx.x; i < row.edge; i += blockDim.x) {
-        sum += exponential(to_float(row.x[row.edge_column(i)]) - max);
+        sum += exponential(to_float(row.x[row.edge_offset(i)]) - max);
     }
     return block_sum(sum, scratch_smem);
 }
@@ -65,5 +65,5 @@ softmax_safe(const element* __restrict__ x,  // (rows, cols)
 
     const float max = row_max(row, max_smem);
     const float sum = row_sum(row, max, sum_smem);
-    write_normalised(row, max, 1.0f / sum);
+    write_normalised(row, max, reciprocal(sum));
 }

@@ -10,28 +10,29 @@
 constexpr int MAX_EDGE = 2 * (CHUNK - 1);
 
 struct Row {
-    const element* x;  // (cols)
-    element* y;        // (cols)
+    const element* x;  // (chunks, CHUNK), with the head before it and the tail after it
+    element* y;        // the same
     int head;
     int chunks;
     int edge;  // head and tail
 
-    // The column of the first element of a chunk.
-    __device__ __forceinline__ int chunk_column(int chunk) const { return head + chunk * CHUNK; }
+    // Where chunk `i` starts, counted from x or y.
+    __device__ __forceinline__ int chunk_offset(int i) const { return i * CHUNK; }
 
-    // The column of an edge element: those of the head come first.
-    __device__ __forceinline__ int edge_column(int i) const { return i < head ? i : i + chunks * CHUNK; }
+    // Where edge element `i` lies, counted from x or y: those of the head come first.
+    __device__ __forceinline__ int edge_offset(int i) const { return i - head + (i < head ? 0 : chunks * CHUNK); }
 };
 
 // Row number `index` of the matrices x and y (rows, cols).
 __device__ __forceinline__ Row row_of(const element* x, element* y, long long index, int cols) {
+    const long long start = index * cols;
+    const int past_boundary = static_cast<int>(reinterpret_cast<unsigned long long>(x + start) / sizeof(element)) % CHUNK;
     Row row;
-    row.x = x + index * cols;
-    row.y = y + index * cols;
-    const int past_boundary = static_cast<int>(reinterpret_cast<unsigned long long>(row.x) / sizeof(element)) % CHUNK;
     row.head = min((CHUNK - past_boundary) % CHUNK, cols);
     row.chunks = (cols - row.head) / CHUNK;
     row.edge = cols - row.chunks * CHUNK;
+    row.x = x + start + row.head;
+    row.y = y + start + row.head;
     return row;
 }
 
@@ -42,22 +43,26 @@ __device__ __forceinline__ Row row_of(const element* x, element* y, long long in
 static_assert(BATCH >= 1 && BATCH <= 16, "BATCH chunks must fit the registers of a thread: 1 to 16");
 
 // The block walks over the row's chunks: thread t takes chunks first, first + blockDim.x, ... of each batch, so that a
-// warp reads 512 consecutive bytes at a time. Chunks beyond the row come back empty.
+// warp reads 512 consecutive bytes at a time. Chunks beyond the row come back empty. Addresses are a pointer and a step,
+// not eight products: the registers are for the data.
 template <bool last_use>
 __device__ __forceinline__ void load_batch(const Row& row, int first, uint4 (&batch)[BATCH]) {
+    const element* address = row.x + row.chunk_offset(first);
+    const int left = row.chunks - first;
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
-        const int chunk = first + i * blockDim.x;
         batch[i] = empty_chunk();
-        if (chunk < row.chunks) {
-            const element* address = row.x + row.chunk_column(chunk);
-            batch[i] = last_use ? load_chunk_last(address) : load_chunk(address);
-        }
+        if (i * static_cast<int>(blockDim.x) < left) batch[i] = last_use ? load_chunk_last(address) : load_chunk(address);
+        address += blockDim.x * CHUNK;
     }
 }
 
 // The last pass of every multi-pass rung: y = e^(x - shift) * factor. The only pass that writes, and the last that reads.
 __device__ __forceinline__ void write_normalised(const Row& row, float shift, float factor) {
+    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) {
+        const int at = row.edge_offset(i);
+        row.y[at] = to_element(exponential(to_float(row.x[at]) - shift) * factor);
+    }
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
         load_batch<true>(row, first, batch);
@@ -69,12 +74,8 @@ __device__ __forceinline__ void write_normalised(const Row& row, float shift, fl
                 unpack(batch[i], values);
 #pragma unroll
                 for (float& value : values) value = exponential(value - shift) * factor;
-                store_chunk(row.y + row.chunk_column(chunk), pack(values));
+                store_chunk(row.y + row.chunk_offset(chunk), pack(values));
             }
         }
-    }
-    for (int i = threadIdx.x; i < row.edge; i += blockDim.x) {
-        const int column = row.edge_column(i);
-        row.y[column] = to_element(exponential(to_float(row.x[column]) - shift) * factor);
     }
 }

@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant(
         "softmax-safe",
         "edge dropped",
-        "sum += exponential(to_float(row.x[row.edge_column(i)]) - max);",
+        "sum += exponential(to_float(row.x[row.edge_offset(i)]) - max);",
         "sum += 0.0f;",
     ),
     Mutant(
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "softmax-online",
         "edge dropped",
-        "include(running, to_float(row.x[row.edge_column(i)]));",
+        "include(running, to_float(row.x[row.edge_offset(i)]));",
         "include(running, NEGATIVE_INFINITY);",
     ),
     Mutant(
@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "softmax-online",
         "no max subtraction",
-        "write_normalised(row, all.max, 1.0f / all.sum);",
-        "write_normalised(row, 0.0f, 1.0f / (all.sum * exponential(all.max)));",
+        "write_normalised(row, all.max, reciprocal(all.sum));",
+        "write_normalised(row, 0.0f, reciprocal(all.sum * exponential(all.max)));",
     ),
     Mutant(
         "softmax-fused",
@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "softmax-fused",
         "no max subtraction",
-        "share.store(all.max, 1.0f / all.sum);",
-        "share.store(0.0f, 1.0f / (all.sum * exponential(all.max)));",
+        "share.store(all.max, reciprocal(all.sum));",
+        "share.store(0.0f, reciprocal(all.sum * exponential(all.max)));",
     ),
 )
 

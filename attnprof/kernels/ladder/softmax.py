@@ -42,8 +42,8 @@ BLOCKS_PER_SM = THREADS_PER_SM // THREADS
 # Resident blocks an SM, at the architecture that has fewest.
 MAX_BLOCKS_PER_SM = 16
 
-# e^x overflows fp32 from 88.7 on; a row of 2^20 such exponentials has room for a sum below this.
-LARGEST_NAIVE_LOGIT = 74.0
+# e^x overflows fp32 from 88.7 on; up to here a sum of 2^20 of them is below 2^126, whose reciprocal is not subnormal.
+LARGEST_NAIVE_LOGIT = 73.0
 
 # softmax_fused.cu, rows in the registers of a warp: (lanes a row, rows at a time, chunks a lane), shortest rows first.
 WARP_SHAPES = ((8, 4, 1), (16, 4, 1), (32, 4, 1), (32, 2, 2), (32, 1, 4), (32, 1, 8))
