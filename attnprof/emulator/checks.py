@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnprof.emulator.births import Births
 from attnprof.emulator.copies import PendingCopy
 from attnprof.emulator.faults import Fault, FaultKind
 from attnprof.emulator.lanes import WARP, Active, Lanes
@@ -32,6 +33,7 @@ class Checks:
 
     def __init__(self, program: Program, geometry: Geometry, allocations: Sequence[Allocation]) -> None:
         self.faults: list[Fault] = []
+        self.births = Births()
         self._seen: set[tuple[FaultKind, int]] = set()
         granules = granules_of(program)
         self._granule = granules["shared"]
@@ -43,6 +45,7 @@ class Checks:
     def start_wave(self, wave: Wave) -> None:
         """Fresh shared memory and clocks for the next blocks."""
         self.wave = wave
+        self.births = Births()
         wave.shared.written = np.zeros(wave.shared.data.size, np.uint8)
         self._shared = Shadow(wave.shared, self._granule)
         warps = wave.size // WARP
@@ -168,11 +171,11 @@ class Checks:
         absent = ~taking_part[sources]
         if absent.any():
             lane = int(x.lane_ids()[absent][0])
-            self._report(x, FaultKind.DIVERGENT_COLLECTIVE, "reads from a lane that takes no part", lane)
+            self._report(x.pc, FaultKind.DIVERGENT_COLLECTIVE, "reads from a lane that takes no part", lane)
 
-    def nan_born(self, x: Active, lanes: Lanes) -> None:
-        """An instruction made a NaN out of numbers."""
-        self._report(x, FaultKind.NAN_BORN, "makes a NaN out of numbers", int(lanes[0]))
+    def nan_born(self, pc: int, lanes: Lanes) -> None:
+        """An instruction made a NaN out of numbers, and it matters."""
+        self._report(pc, FaultKind.NAN_BORN, "makes a NaN out of numbers", int(lanes[0]))
 
     # -- details -------------------------------------------------------------------------------------------------
 
@@ -231,7 +234,9 @@ class Checks:
         thread = int(other[first])
         who = self._name(thread if shadow is not self._shared else int(self._thread_ids[thread]))
         message = f"{verb} {who} {did} at line {line or '?'} in {shadow.storage.name}, with no barrier in between"
-        self._report(x, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first])))
+        self._report(
+            x.pc, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first]))
+        )
 
     def _name(self, thread_id: int) -> str:
         per_block = self.wave.size // self.wave.blocks
@@ -249,7 +254,7 @@ class Checks:
         if pending.any():
             index = int(np.flatnonzero(pending)[0])
             self._report(
-                x,
+                x.pc,
                 FaultKind.ASYNC_UNWAITED,
                 "touches shared memory that an asynchronous copy has not yet filled: no wait covers it",
                 int(lanes[index]),
@@ -282,7 +287,7 @@ class Checks:
             if self._shared.pending[self._shared.granules(chunk.offsets[index : index + 1], nbytes)[0]].any():
                 return  # reported as an unwaited copy, which says more
         self._report(
-            x,
+            x.pc,
             FaultKind.UNINITIALISED,
             f"reads {nbytes} bytes of {chunk.storage.name} that nothing wrote",
             lane,
@@ -307,7 +312,7 @@ class Checks:
             message = (
                 f"stores to a place of {shadow.storage.name} to which another thread stores a different value at once"
             )
-            self._report(x, FaultKind.RACE, message, lane)
+            self._report(x.pc, FaultKind.RACE, message, lane)
 
     def _mark(self, chunk: Chunk, nbytes: int) -> None:
         if chunk.storage.written is not None:
@@ -319,9 +324,9 @@ class Checks:
         view = storage.view(marks, width, nbytes // width)
         view[offsets // nbytes] = np.iinfo(view.dtype).max
 
-    def _report(self, x: Active, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
-        key = (kind, x.pc)
+    def _report(self, pc: int, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
+        key = (kind, pc)
         if key in self._seen or len(self.faults) >= MAX_FAULTS:
             return
         self._seen.add(key)
-        self.faults.append(self.wave.make_fault(x.pc, kind, message, lane, address))
+        self.faults.append(self.wave.make_fault(pc, kind, message, lane, address))

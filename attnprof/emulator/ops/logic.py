@@ -10,7 +10,7 @@ from attnprof.emulator.decoder import Decoder
 from attnprof.emulator.lanes import Active, AnyArray
 from attnprof.emulator.ops.integer import binary, unary
 from attnprof.emulator.ops.registry import Step, op
-from attnprof.emulator.program import Instruction, Vector
+from attnprof.emulator.program import Immediate, Instruction, Vector
 from attnprof.emulator.types import TYPES
 
 _BITWISE: dict[str, Any] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
@@ -117,7 +117,9 @@ def _lop3(d: Decoder, i: Instruction) -> Step:
     """Any function of three bits: bit (4a + 2b + c) of the table is the result."""
     d.allow(i)
     dest, a, b, c, table = d.args(i, 5)
-    value = int(d.alu(i, table, TYPES["u32"])(None)[0]) & 0xFF  # type: ignore[arg-type]
+    if not isinstance(table, Immediate):
+        raise d.malformed(i, "its table must be a constant")
+    value = int(table.value) & 0xFF
     b32 = TYPES["b32"]
     put = d.alu_put(i, dest, b32)
     sources = [d.alu(i, v, b32) for v in (a, b, c)]

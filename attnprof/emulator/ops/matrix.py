@@ -83,7 +83,6 @@ def _mma(d: Decoder, i: Instruction) -> Step:
     accumulate = _accumulator(d, i, c_items, acc)
     store = _result(d, i, d_items, out)
     flops = 2 * m * n * k
-    nans = d.watch.nans and not integer
     saturate = "satfinite" in i.mods
 
     def run(x: Active) -> None:
@@ -106,12 +105,7 @@ def _mma(d: Decoder, i: Instruction) -> Step:
                 total = np.clip(total, -(1 << 31), (1 << 31) - 1)
             store(x, total.astype(np.int32))
         else:
-            if nans:
-                before = np.isnan(a_matrix).any(axis=(1, 2)) | np.isnan(b_matrix).any(axis=(1, 2))
-                before |= np.isnan(base).any(axis=(1, 2))
             product += base
-            if nans:
-                x.wave.nan_born_in_warps(x, np.isnan(product).any(axis=(1, 2)) & ~before)
             store(x, product)
         if x.wave.counts is not None:
             x.wave.counts.matrix(x, flops * warps)

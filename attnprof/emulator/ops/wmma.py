@@ -110,16 +110,10 @@ def _multiply(d: Decoder, i: Instruction, m: int, n: int, k: int) -> Step:
     read_a, read_b = _matrix(d, i, a, left, (m, k)), _matrix(d, i, b, right, (k, n))
     read_c = _matrix(d, i, c, acc, (m, n))
     puts = [d.lane_put(i, r, B32) for r in d.items(dest)]
-    nans = d.watch.nans and left.kind != "s"
 
     def run(x: Active) -> None:
         require_warps(x)
-        a_matrix, b_matrix, base = read_a(x), read_b(x), read_c(x)
-        product = np.matmul(a_matrix, b_matrix) + base
-        if nans:
-            before = np.isnan(a_matrix).any(axis=(1, 2)) | np.isnan(b_matrix).any(axis=(1, 2))
-            before |= np.isnan(base).any(axis=(1, 2))
-            x.wave.nan_born_in_warps(x, np.isnan(product).any(axis=(1, 2)) & ~before)
+        product = np.matmul(read_a(x), read_b(x)) + read_c(x)
         if out.name == "s32":
             product = product.astype(np.int64).astype(np.int32)
         words = np.ascontiguousarray(product.astype(out.dtype)).reshape(x.n, -1).view(np.uint32)
