@@ -7,9 +7,10 @@
 // Change from the previous rung: the second read is gone; the online pair (m, l) now merges lanes, warps and SMs.
 // Traffic: 1 read + 1 write of the matrix (PLACE_SHARED: the columns beyond the shared memory are read once more).
 // Tiles / threads / shared memory: CHUNKS 16-byte chunks a lane in registers, all loaded before the first is used, which
-//   keeps the memory busy (bytes in flight = bandwidth x latency). PLACE_WARP: MAX_THREADS threads a block, 0 bytes. PLACE_BLOCK:
-//   32 to MAX_THREADS threads, by the row's length; CLUSTER x MAX_THREADS / 4 bytes static. PLACE_SHARED: MAX_THREADS
-//   threads; 16 bytes a resident chunk, dynamic.
+//   keeps the memory busy (bytes in flight = bandwidth x latency).
+//   PLACE_WARP    MAX_THREADS threads a block, no shared memory;
+//   PLACE_BLOCK   32 to MAX_THREADS threads, by the row's length; 256 bytes static for each block of the cluster;
+//   PLACE_SHARED  MAX_THREADS threads; as above, and 16 bytes a resident chunk, dynamic.
 // Limits: a row whose entries are all -inf gives NaN (-inf - (-inf)), as the definition and torch.softmax do; so does a
 //   row that holds NaN or +inf. CLUSTER > 1 needs compute capability 9.0. Up to 2^30 columns; x and y at the same
 //   offset from a 16-byte boundary.
@@ -203,7 +204,7 @@ softmax_fused_block(const element* __restrict__ x,  // (rows, cols)
                     int cols) {
     __shared__ float2 scratch_smem[CLUSTER * MAX_WARPS];
     const int rank = enter_cluster();
-    Share<1> share;
+    Share<1> share;  // 32 threads or more: the edge, 14 elements at most, is one for each
     share.load(row_of(x, y, blockIdx.x / CLUSTER, cols), rank * blockDim.x + threadIdx.x, CLUSTER * blockDim.x);
 
     Statistics warp;

@@ -11,11 +11,11 @@ __device__ __forceinline__ int cluster_rank() {
 // The two halves of the cluster's barrier. What a thread wrote before it arrived, other blocks' shared memory
 // included, is seen by every thread of the cluster that has waited. Between the halves a thread may do other work.
 __device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
 }
 
 // Write a pair of floats into the shared memory of the block of that rank, where `smem` points in this block's own.
