@@ -6,7 +6,7 @@
 //   PLACE_SHARED  the same with the row in shared memory; the part that does not fit even there is read twice.
 // Change from the previous rung: the second read is gone; the online pair (m, l) now merges lanes, warps and SMs.
 // Traffic: 1 read + 1 write of the matrix (PLACE_SHARED: the columns beyond the shared memory are read once more).
-// Tiles / threads / shared memory: CHUNKS 16-byte chunks a lane in registers, all loaded before the first is used, which
+// Tiles / threads / shared memory: CHUNKS 16-byte chunks a lane in registers, all loaded before the first is used: that
 //   keeps the memory busy (bytes in flight = bandwidth x latency).
 //   PLACE_WARP    MAX_THREADS threads a block, no shared memory;
 //   PLACE_BLOCK   32 to MAX_THREADS threads, by the row's length; 256 bytes static for each block of the cluster;

@@ -22,8 +22,8 @@ constexpr float LOG2E = 1.4426950408889634f;
 // e^x as 2^(x log2 e): one multiply and one special-function instruction. e^-inf = 0; subnormal results flush to 0.
 __device__ __forceinline__ float exponential(float x) { return exp2_approx(x * LOG2E); }
 
-// 1 / x to one unit in the last place; 1 / 0 = inf, 1 / inf = 0, subnormals count as 0. The exact division is a function
-// call in the middle of a kernel, and its caller's registers go to the stack.
+// 1 / x to one unit in the last place; 1 / 0 = inf, 1 / inf = 0, subnormals count as 0. The exact division is a call
+// in the middle of a kernel, which costs registers.
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));

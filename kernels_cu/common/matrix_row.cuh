@@ -26,7 +26,8 @@ struct Row {
 // Row number `index` of the matrices x and y (rows, cols).
 __device__ __forceinline__ Row row_of(const element* x, element* y, long long index, int cols) {
     const long long start = index * cols;
-    const int past_boundary = static_cast<int>(reinterpret_cast<unsigned long long>(x + start) / sizeof(element)) % CHUNK;
+    const auto address = reinterpret_cast<unsigned long long>(x + start);
+    const int past_boundary = static_cast<int>(address / sizeof(element) % CHUNK);
     Row row;
     row.head = min((CHUNK - past_boundary) % CHUNK, cols);
     row.chunks = (cols - row.head) / CHUNK;
@@ -43,8 +44,8 @@ __device__ __forceinline__ Row row_of(const element* x, element* y, long long in
 static_assert(BATCH >= 1 && BATCH <= 16, "BATCH chunks must fit the registers of a thread: 1 to 16");
 
 // The block walks over the row's chunks: thread t takes chunks first, first + blockDim.x, ... of each batch, so that a
-// warp reads 512 consecutive bytes at a time. Chunks beyond the row come back empty. Addresses are a pointer and a step,
-// not eight products: the registers are for the data.
+// warp reads 512 consecutive bytes at a time. Chunks beyond the row come back empty. The address is a pointer that
+// steps, not a product for each chunk: the registers are for the data.
 template <bool last_use>
 __device__ __forceinline__ void load_batch(const Row& row, int first, uint4 (&batch)[BATCH]) {
     const element* address = row.x + row.chunk_offset(first);
@@ -52,12 +53,14 @@ __device__ __forceinline__ void load_batch(const Row& row, int first, uint4 (&ba
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
         batch[i] = empty_chunk();
-        if (i * static_cast<int>(blockDim.x) < left) batch[i] = last_use ? load_chunk_last(address) : load_chunk(address);
+        if (i * static_cast<int>(blockDim.x) < left) {
+            batch[i] = last_use ? load_chunk_last(address) : load_chunk(address);
+        }
         address += blockDim.x * CHUNK;
     }
 }
 
-// The last pass of every multi-pass rung: y = e^(x - shift) * factor. The only pass that writes, and the last that reads.
+// The last pass of every multi-pass rung: y = e^(x - shift) * factor. The only one that writes, the last that reads.
 __device__ __forceinline__ void write_normalised(const Row& row, float shift, float factor) {
     for (int i = threadIdx.x; i < row.edge; i += blockDim.x) {
         const int at = row.edge_offset(i);

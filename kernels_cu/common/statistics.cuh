@@ -43,7 +43,7 @@ __device__ __forceinline__ void include(Statistics& running, const uint4 (&chunk
     running = {max, sum};
 }
 
-// Take one value into a running pair. Its own e^(value - value) is 1, but NaN for NaN and +inf; -inf counts for nothing.
+// Take one value into a running pair. e^(value - value) is 1, but NaN for NaN and +inf; -inf counts for nothing.
 __device__ __forceinline__ void include(Statistics& running, float value) {
     running = merge(running, {value, value == NEGATIVE_INFINITY ? 0.0f : exponential(value - value)});
 }
