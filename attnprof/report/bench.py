@@ -50,7 +50,7 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
         Column(
             "measured_speedup_vs_naive",
             "vs naive",
-            "measured time of naive over that of this kernel, where naive was measured too",
+            "measured time of naive over that of this kernel: two rows of this run, each at its own clock",
             units.ratio,
             show="known",
         ),
