@@ -9,7 +9,7 @@ import pytest
 
 from attnprof.emulator import Mode
 from attnprof.kernels.plan import Scalar
-from attnprof.model.errors import CompileError, KernelFault, LaunchLimitError, UsageError
+from attnprof.model.errors import CompileError, KernelFault, LaunchLimitError, OutOfMemory, UsageError
 from tests.unit.emulator.emulator_harness import Bench
 
 RNG = np.random.default_rng(11)
@@ -598,3 +598,25 @@ def test_producer_and_consumer_warps_over_mbarriers(bench: Bench) -> None:
     racing = "arrive(f); box[lane] = 5;"
     with pytest.raises(KernelFault, match=r"data-race: (reads|overwrites) what thread"):
         bench.run(MBARRIER % (32, racing), "k", arrays, outputs=("out",), block=(64, 1, 1), mode=Mode.CHECKS)
+
+
+def test_tensors_that_do_not_fit_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = 'extern "C" __global__ void k(float* a) { a[threadIdx.x] = 1; }'
+    monkeypatch.setattr("attnprof.emulator.executor._free_bytes", lambda: 10_000)
+    arrays = {"a": np.zeros(1024, "f4")}
+    bench.run(source, "k", arrays)
+    with pytest.raises(OutOfMemory) as caught:
+        bench.run(source, "k", arrays, mode=Mode.CHECKS)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (int(4096 * (2 + 50 / 4)), 10_000)
+
+
+def test_writing_and_reading_tensors_by_name(bench: Bench) -> None:
+    source = 'extern "C" __global__ void k(float* a) { a[threadIdx.x] += 1; }'
+    outcome = bench.run(source, "k", {"a": np.zeros(32, "f4")})
+    for _ in range(2):
+        outcome.run.launch()
+    assert np.array_equal(outcome.run.read("a"), np.full(32, 3, "f4"))
+    with pytest.raises(UsageError, match="no tensor 'b'"):
+        outcome.run.read("b")
+    with pytest.raises(UsageError, match=r"tensor 'a' is \(32,\) float32, not \(31,\) float32"):
+        outcome.run.write("a", np.zeros(31, "f4"))
