@@ -105,6 +105,7 @@ def test_default_is_the_a100_of_the_article() -> None:
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("b200", "B200"),
+        ("NVIDIA A10G", "A10G"),
     ],
 )
 def test_names_as_people_and_drivers_write_them(asked: str, name: str) -> None:
@@ -117,7 +118,7 @@ def test_names_as_people_and_drivers_write_them(asked: str, name: str) -> None:
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 3080 Laptop GPU",
         "RTX 4090 D",
-        "NVIDIA A10G",
+        "NVIDIA L20",
         "RTX",
         "",
     ],
@@ -194,6 +195,12 @@ def test_a_name_of_the_table_on_another_architecture_is_not_that_part() -> None:
     spec = from_facts("NVIDIA L4", (12, 0), sm_count=58)
     assert spec.tensor_flops_per_s == {}
     assert spec.l2_bytes is None
+
+
+def test_a10g_is_no_a10() -> None:
+    spec = from_facts("NVIDIA A10G", (8, 6), sm_count=80, max_clock_hz=1_710_000_000)
+    assert spec.tensor_flops_per_s[Dtype.BF16] == 70e12
+    assert spec.tensor_flops_per_s_at_max_clock(Dtype.BF16) == 80 * 512 * 1_710_000_000
 
 
 def test_the_cap_of_h20_survives_the_join() -> None:
