@@ -108,9 +108,10 @@ CONFLICT_COLUMNS: tuple[Column, ...] = (
     Column("description", "Lanes", "what each lane accesses", align="left", show="never"),
 )
 
-SWEEP_NOTES = (
-    "Rank, for what to measure first: eight warps an SM, then Tensor in steps of 10 %, then two stages, then two "
-    "blocks an SM, then queries × keys, then less shared memory.",
+SWEEP_LEGEND = (
+    "FLOP/B: matrix FLOPs a byte of shared-memory traffic; Tensor: the share of the tensor rate that this allows.",
+    "Rank, for what to measure first: eight warps an SM, then Tensor in steps of 10 %, two stages, two blocks an SM,",
+    "queries × keys, and the least shared memory.",
 )
 REGISTER_NAMES = {
     "o": "output",
@@ -140,7 +141,8 @@ def conflict_rows(choice: TileChoice) -> list[dict[str, Any]]:
 def conflict_notes(rows: Sequence[Row], choice: TileChoice) -> tuple[str, ...]:
     """What the figures mean, and why no padding serves every access."""
     found = [
-        "Degree: wavefronts over the fewest possible; 1× has no conflicts. Cure: the least padding, in elements, so."
+        "Degree: wavefronts over the fewest possible; 1× is without conflicts. Cure: the least padding, in elements, "
+        "that removes them."
     ]
     column = next(row for row in rows if row["name"] == "column_read")
     padded, cure = column["layouts"]["pad"], column["conflict_free_pad"]

@@ -239,8 +239,10 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
                 f"head dim {typed.head_dim} · {typed.dtype} · {view.layout_text(layout, typed.pad)} · {counted}",
             ),
         )
-        sections.append(Section(heading, rows[:top], view.SWEEP_NOTES))
-    return Report("tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets))
+        sections.append(Section(heading, rows[:top]))
+    return Report(
+        "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
+    )
 
 
 def _gpu_lines(targets: Sequence[gpus.Target]) -> tuple[str, ...]:
