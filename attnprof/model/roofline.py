@@ -65,13 +65,21 @@ class Roofline:
     reason: str | None
 
 
-def roofline(workload: Workload, demand: Demand, device: DeviceSpec, source: Source = "datasheet") -> Roofline:
+def roofline(
+    workload: Workload,
+    demand: Demand,
+    device: DeviceSpec,
+    source: Source = "datasheet",
+    *,
+    flops: int | None = None,
+) -> Roofline:
     """Set a kernel's demand against a device's ceilings.
 
     Roof time: for each stage the longest of demand / ceiling over the units, added over the stages. Each term takes
     the unit at its peak and overlaps it perfectly with the others, so no run of that ledger on a device that keeps to
     its ceilings is faster. Prediction: the SM-side units take ``imbalance`` times as long, and each stage costs a
-    launch (`LAUNCH_OVERHEAD_S`).
+    launch (`LAUNCH_OVERHEAD_S`). ``flops`` stands for the workload's matrix FLOPs where the kernel computes something
+    else than attention.
     """
     limits = ceilings(device, workload.dtype, source)
     stages = tuple(_stage_roof(stage, limits, device.sm_count) for stage in demand.stages)
@@ -82,7 +90,7 @@ def roofline(workload: Workload, demand: Demand, device: DeviceSpec, source: Sou
         stages=stages,
         time_s=_sum(stage.time_s for stage in stages),
         bound=_bound(stages),
-        arithmetic_intensity=workload.flops / hbm_bytes if hbm_bytes else None,
+        arithmetic_intensity=(workload.flops if flops is None else flops) / hbm_bytes if hbm_bytes else None,
         predicted_time_s=_sum(stage.predicted_time_s for stage in stages),
         l2_resident=_l2_resident(demand, device.l2_bytes),
         reason="; ".join(limits.reason(unit) or unit for unit in unknown) or None,
@@ -96,10 +104,12 @@ def row(
     roof: Roofline,
     *,
     speedup_vs_naive: float | None = None,
+    flops: int | None = None,
 ) -> dict[str, object]:
     """The JSON row of ``attnprof roofline`` for one kernel and workload: plain values, ``None`` where unknown.
 
-    ``flops`` is the workload's matrix work, the same for every kernel; ``tensor_flops``, ``fp32_flops`` and
+    ``flops`` is the workload's matrix work, the same for every kernel that computes the same (and given where that is
+    not attention); ``tensor_flops``, ``fp32_flops`` and
     ``exponentials`` are what this kernel executes.
     """
     return {
@@ -107,7 +117,7 @@ def row(
         "status": "ok",
         "reason": roof.reason,
         **workload_fields(workload),
-        "flops": workload.flops,
+        "flops": workload.flops if flops is None else flops,
         "hbm_bytes": demand.hbm_bytes,
         "ledger": [
             {"stage": line.stage, "tensor": line.tensor, "direction": line.direction, "bytes": line.bytes}

@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.model.devices import DeviceSpec
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
+from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD, matrices
 
 _BOUND = {"hbm": "cyan", "tensor": "magenta", "exp": "yellow", "fp32": "blue"}
 
@@ -93,6 +93,8 @@ def _ledger_section(row: Row) -> Section:
 
 
 def _ledger_title(row: Row) -> str:
+    if matrices([row]):
+        return f"{row['kernel']} · {row['seq_q']} rows of {row['seq_kv']} columns · {row['dtype']} · {row['gpu']}"
     length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']} queries, {row['seq_kv']} keys"
     mask = " · causal" if row["causal"] else ""
     return f"{row['kernel']} · length {length} · d {row['head_dim']} · {row['dtype']}{mask} · {row['gpu']}"

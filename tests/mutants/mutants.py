@@ -102,6 +102,72 @@ MUTANTS = (
         "shift[m][r] = high * -scale_log2;",
         "shift[m][r] = 0.0f;",
     ),
+    Mutant(
+        "softmax-naive",
+        "edge dropped",
+        "for (int i = threadIdx.x; i < row.edge; i += blockDim.x) sum +=",
+        "for (int i = row.edge; i < row.edge; i += blockDim.x) sum +=",
+    ),
+    Mutant(
+        "softmax-naive",
+        "warps not combined",
+        "return block_sum(sum, scratch_smem);",
+        "return lanes_sum(sum);",
+    ),
+    Mutant(
+        "softmax-safe",
+        "edge dropped",
+        "sum += exponential(to_float(row.x[row.edge_offset(i)]) - max);",
+        "sum += 0.0f;",
+    ),
+    Mutant(
+        "softmax-safe",
+        "warps not combined",
+        "return block_sum(sum, scratch_smem);",
+        "return lanes_sum(sum);",
+    ),
+    Mutant(
+        "softmax-safe",
+        "no max subtraction",
+        "const float max = row_max(row, max_smem);",
+        "const float max = 0.0f;",
+    ),
+    Mutant(
+        "softmax-online",
+        "edge dropped",
+        "include(running, to_float(row.x[row.edge_offset(i)]));",
+        "include(running, NEGATIVE_INFINITY);",
+    ),
+    Mutant(
+        "softmax-online",
+        "warps not combined",
+        "return block_merge(running, scratch_smem);",
+        "return lanes_merge(running);",
+    ),
+    Mutant(
+        "softmax-online",
+        "no max subtraction",
+        "write_normalised(row, all.max, reciprocal(all.sum));",
+        "write_normalised(row, 0.0f, reciprocal(all.sum * exponential(all.max)));",
+    ),
+    Mutant(
+        "softmax-fused",
+        "edge dropped",
+        "for (float edge : edge_rmem) total += exponential(edge - shift);",
+        "",
+    ),
+    Mutant(
+        "softmax-fused",
+        "warps not combined",
+        "return lanes_merge(some);",
+        "return warp;",
+    ),
+    Mutant(
+        "softmax-fused",
+        "no max subtraction",
+        "share.store(all.max, reciprocal(all.sum));",
+        "share.store(0.0f, reciprocal(all.sum * exponential(all.max)));",
+    ),
 )
 
 # What no comparison with a reference need show: with luck the copies land in time.
