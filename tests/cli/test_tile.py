@@ -139,6 +139,7 @@ BAD = {
     "sweep and registers": (["--sweep", "--registers", "9"], "--sweep and --registers exclude", "tile --sweep"),
     "length without a kernel": (["--seq", "1k"], "--seq and --causal choose a variant of a --kernel", "--kernel fa2"),
     "sweep of no tile": (["--sweep", "--head-dim", "8"], "--head-dim 8 is not a multiple of 16", "--head-dim 16"),
+    "top without a sweep": (["--top", "5"], "--top says how many tiles of a --sweep to show", "tile --sweep --top 10"),
     "GPU": (["--gpu", "H900"], "unknown GPU 'H900'", "did you mean"),
 }
 

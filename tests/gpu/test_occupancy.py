@@ -23,9 +23,11 @@ KIB = 1024
 
 
 def launches(spec: KernelSpec, executor: GpuExecutor) -> Iterator[Launch]:
-    """Each different launch of a kernel: short and long rows, both types, every head dim, with and without a mask."""
+    """Each different launch of a kernel: short and long rows, every type, every head dim, with and without a mask."""
     seen: set[tuple[Build, str, int, int]] = set()
-    for seq, head_dim, dtype, causal in product((64, 1024, 4096, 40_000), (64, 128, 256), Dtype, (False, True)):
+    for seq, head_dim, dtype, causal in product(
+        (64, 1024, 4096, 40_000, 80_000, 300_000), (64, 128, 256), Dtype, (False, True)
+    ):
         workload = Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
         if spec.unsupported(workload) is not None:
             continue

@@ -51,7 +51,9 @@ def tile(
         typer.Option("--registers", metavar="N", help="Registers a thread, where you know them.  [default: estimated]"),
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Rank all tiles that fit; what you give is kept.")] = False,
-    top: Annotated[str, typer.Option("--top", metavar="N", help="With --sweep: how many to show.")] = "20",
+    top: Annotated[
+        str | None, typer.Option("--top", metavar="N", help="With --sweep: how many to show.  [default: 20]")
+    ] = None,
     kernel: options.Kernels = None,
     seq: Annotated[
         str | None, typer.Option("--seq", metavar="N", help="With --kernel: sequence length.  [default: 4096]")
@@ -105,9 +107,11 @@ def tile(
         return code
     if seq is not None or causal:
         raise UsageError("--seq and --causal choose a variant of a --kernel", "attnprof tile --kernel fa2 --seq 4096")
+    if top is not None and not sweep:
+        raise UsageError("--top says how many tiles of a --sweep to show", "attnprof tile --sweep --top 10")
     if sweep:
         _refuse_beside("--sweep", {"--registers": typed.registers}, "attnprof tile --sweep")
-        report = _swept(typed, gpus.targets(gpu), values.count(top, "--top", example="20"))
+        report = _swept(typed, gpus.targets(gpu), values.count(top or "20", "--top", example="20"))
     else:
         report = _one(typed, gpus.targets(gpu))
     out.show(report)
