@@ -33,6 +33,9 @@ def _degree(value: float) -> str:
     return f"{value:g}×"
 
 
+# The instructions that the tiles are made for: PTX ISA, target notes of mma.m16n8k16 and cp.async.
+OLDEST = (8, 0)
+
 GPU = Column("gpu", "GPU", "the GPU that the row is about", align="left")
 
 _TILE: tuple[Column, ...] = (
@@ -211,6 +214,14 @@ def sweep_rows(found: Sweep, device: DeviceSpec) -> list[dict[str, Any]]:
     return [_ranked_row(rank, tile, device) for rank, tile in enumerate(found.ranked, 1)]
 
 
+def sweep_notes(device: DeviceSpec) -> tuple[str, ...]:
+    """What a GPU lacks for any tile."""
+    if device.compute_capability >= OLDEST:
+        return ()
+    major, minor = device.compute_capability
+    return (f"mma.m16n8k16 and cp.async need sm_80 or later, and this is sm_{major}{minor}: figures only",)
+
+
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """Why a tile does not fit, or would not fit well: a line a reason."""
     reasons: dict[str, list[str]] = {}
@@ -287,10 +298,12 @@ def _ranked_row(rank: int, tile: RankedTile, device: DeviceSpec) -> dict[str, An
 
 def _reason(choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None) -> str | None:
     facts = device.architecture
+    major, minor = device.compute_capability
     if facts is None:
-        major, minor = device.compute_capability
         return f"compute capability {major}.{minor} is not in the architecture table"
     reasons = []
+    if device.compute_capability < OLDEST:
+        reasons.append(f"sm_80 or later for mma.m16n8k16 and cp.async, and is sm_{major}{minor}")
     if smem_bytes(choice) > facts.smem_per_block_bytes:
         reasons.append(
             f"{units.exact(smem_bytes(choice))} B of shared memory, and a block can have "

@@ -88,6 +88,13 @@ def test_a_tile_that_does_not_fit_says_what_is_missing(cli: Cli, snapshot: Snaps
     assert "196,608 B of shared memory, and a block can have 166,912" in a100["reason"]
 
 
+def test_a_gpu_without_the_instructions_says_so(cli: Cli) -> None:
+    (row,) = cli(*EXAMPLE, "--gpu", "T4", "--json").json["rows"]
+    assert row["reason"] == "needs sm_80 or later for mma.m16n8k16 and cp.async, and is sm_75"
+    assert "mma.m16n8k16 and cp.async need sm_80 or later" in cli("tile", "--sweep", "--gpu", "T4", "--top", "1").out
+    assert cli(*EXAMPLE, "--gpu", "A100", "--json").json["rows"][0]["reason"] is None
+
+
 def test_registers_that_are_known(cli: Cli) -> None:
     document = cli(*EXAMPLE, "--registers", "128", "--gpu", "H200", "--json").json
     assert (document["registers"], document["registers_source"], document["register_parts"]) == (128, "given", None)

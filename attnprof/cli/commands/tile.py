@@ -243,7 +243,7 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
                 f"head dim {typed.head_dim} · {typed.dtype} · {view.layout_text(layout, typed.pad)} · {counted}",
             ),
         )
-        sections.append(Section(heading, rows[:top]))
+        sections.append(Section(heading, rows[:top], view.sweep_notes(target.device)))
     return Report(
         "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
     )
