@@ -18,6 +18,8 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import EnvironmentProblem
 from attnprof.model.workload import Workload
 
+# Powers of two and what lies halfway, for kernels whose variant depends on the length.
+LENGTHS = sorted({1, 1000, *(2**k for k in range(1, 19)), *(3 * 2**k for k in range(18))})
 HEADER_LABELS = (
     "Rung",
     "Idea",
@@ -59,7 +61,7 @@ def launches(spec: KernelSpec, arch: str) -> tuple[Launch, ...]:
     """Launches of every kind of workload that the kernel takes."""
     device = gpu(arch)
     choices = product(
-        (1, 64, 1000, 40_000),
+        LENGTHS,
         (1, 8),
         (32, 40, 64, 80, 96, 128, 160, 192, 256, 512),
         (Dtype.FP16, Dtype.BF16, Dtype.FP32),
@@ -95,15 +97,22 @@ def test_no_variant_spills(spec: KernelSpec, arch: str, compiler: Compiler) -> N
 def test_every_launch_is_within_the_limits_of_a_block(spec: KernelSpec, arch: str, compiler: Compiler) -> None:
     limits = gpu(arch).architecture
     assert limits is not None
-    for launch in launches(spec, arch):
+    # One launch of each kind: grids and arguments vary with the length, the rest does not.
+    kinds = {(launch.build, launch.entry, launch.threads, launch.smem_bytes): launch for launch in launches(spec, arch)}
+    for launch in kinds.values():
         resources = compile_or_skip(compiler, launch.build, arch).resources
         assert launch.entry in resources, f"{launch.entry} is not among {sorted(resources)}"
         entry = resources[launch.entry]
         assert entry.static_smem_bytes + launch.smem_bytes <= limits.smem_per_block_bytes, launch
         assert launch.threads <= limits.max_threads_per_block, launch
         assert launch.threads * entry.registers <= limits.registers_per_block, launch
-        assert max(launch.grid[1:]) <= 65_535
-        assert launch.grid[0] < 2**31
+
+
+@pytest.mark.parametrize(("spec", "arch"), ON_ARCHES)
+def test_every_grid_is_within_its_limits(spec: KernelSpec, arch: str) -> None:
+    for launch in launches(spec, arch):
+        assert 0 < launch.grid[0] < 2**31, launch
+        assert all(0 < extent <= 65_535 for extent in launch.grid[1:]), launch
 
 
 @pytest.mark.parametrize("spec", KERNELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -51,6 +52,25 @@ def test_json_is_strict_and_whole(spec: DeviceSpec) -> None:
     assert data["sm_count"] == spec.sm_count
     assert data["tensor_flops_per_s"]["fp16"] == spec.tensor_flops_per_s[Dtype.FP16]
     assert 0 not in data.values()
+
+
+@pytest.mark.parametrize("spec", table(), ids=lambda spec: spec.name)
+def test_every_source_has_an_address_or_is_the_part_itself(spec: DeviceSpec) -> None:
+    for reference in spec.references:
+        assert re.fullmatch(r"\S.* <https://\S+>|CUDA device properties of the part itself", reference)
+    assert any("<https://" in reference for reference in spec.references)
+
+
+def test_what_is_derived_says_how() -> None:
+    derived = {
+        spec.name: tuple(map(int, factors.groups()))
+        for spec in table()
+        if (factors := re.search(r"tensor rate derived: (\d+) SMs x (\d+) x (\d+) MHz", spec.note or ""))
+    }
+    assert set(derived) == {"RTX 3070", "RTX 4080", "RTX PRO 6000 Blackwell"}
+    for name, (sms, per_clock, mhz) in derived.items():
+        assert sms == find(name).sm_count
+        assert find(name).tensor_flops_per_s[Dtype.FP16] == pytest.approx(sms * per_clock * mhz * 1e6, rel=1e-3)
 
 
 def test_names_are_unique() -> None:
