@@ -6,12 +6,12 @@ need different words of one bank take turns, a wavefront each.
 
 A wavefront carries at most 32 x 4 = 128 bytes, so wide accesses are split before banks are looked at: 8 bytes a lane go
 as two halves of the warp, 16 bytes as four quarters. ``ldmatrix`` reads 8 rows of 16 bytes a matrix, which is such a
-quarter, its row addresses supplied by 8 lanes.
+quarter, its row addresses supplied by 8 lanes. A wide load takes half the wavefronts if lanes ask in pairs.
 
 Sources: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later (banks, broadcast); Nsight
-Compute, "Shared Memory" and its wavefronts; PTX ISA, "ldmatrix". The split into halves and quarters is what the
-wavefront counters show for lanes with addresses of their own; where lanes of different halves read the same word, the
-hardware may take fewer.
+Compute, "Shared Memory" and its wavefronts; PTX ISA, "ldmatrix"; NVIDIA developer forum, "Clarification: bank_conflicts
+metric vs wavefronts for shared memory LDS.128" (16 bytes a lane: 4 wavefronts without conflicts, 32 at worst) and
+"Unexpected shared memory bank conflict" (lanes in pairs).
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Conflicts:
         return self.wavefronts / self.ideal if self.ideal else 1.0
 
 
-def conflicts(addresses: Sequence[int | None], nbytes: int) -> Conflicts:
+def conflicts(addresses: Sequence[int | None], nbytes: int, *, load: bool = True) -> Conflicts:
     """The conflicts of one load or store.
 
     Args:
         addresses: the byte address of each lane, in lane order, at most 32; None for a lane that takes no part.
         nbytes: bytes a lane: 1, 2, 4, 8 or 16.
+        load: whether data is returned. A load of 8 or 16 bytes whose lanes t and t xor 1, or t and t xor 2, all have
+            equal addresses serves twice as many lanes together.
 
     Raises:
         UsageError: more lanes than a warp has, another width, or an address that is not a multiple of it.
@@ -64,6 +66,8 @@ def conflicts(addresses: Sequence[int | None], nbytes: int) -> Conflicts:
     if misaligned := next((a for a in addresses if a is not None and (a < 0 or a % nbytes)), None):
         raise UsageError(f"address {misaligned} is not a multiple of the {nbytes} bytes that are accessed there")
     together = min(WARP, WAVEFRONT_BYTES // nbytes)
+    if load and together < WARP and (_in_pairs(addresses, 1) or _in_pairs(addresses, 2)):
+        together *= 2
     groups = [addresses[first : first + together] for first in range(0, len(addresses), together)]
     passes = [_passes(group, nbytes) for group in groups]
     return Conflicts(sum(passes), sum(taken > 0 for taken in passes))
@@ -77,7 +81,14 @@ def ldmatrix_conflicts(rows: Sequence[int]) -> Conflicts:
     """
     if len(rows) not in (8, 16, 32):
         raise UsageError(f"ldmatrix reads 8, 16 or 32 rows, not {len(rows)}")
-    return conflicts(rows, 16)
+    return conflicts(rows, 16, load=False)  # rows of different matrices never pair
+
+
+def _in_pairs(addresses: Sequence[int | None], distance: int) -> bool:
+    """Whether each lane and the one ``distance`` away by XOR have the same address, or one of them has none."""
+    lanes = [*addresses, *[None] * (WARP - len(addresses))]
+    pairs = ((address, lanes[lane ^ distance]) for lane, address in enumerate(lanes))
+    return all(a is None or b is None or a == b for a, b in pairs)
 
 
 def _passes(group: Sequence[int | None], nbytes: int) -> int:

@@ -66,7 +66,9 @@ class Pattern:
         if tile.misfit() or self.alignment(tile):
             return None
         addresses = self.addresses(tile)
-        return ldmatrix_conflicts(addresses) if "ldmatrix" in self.instruction else conflicts(addresses, self.nbytes)
+        if "ldmatrix" in self.instruction:
+            return ldmatrix_conflicts(addresses)
+        return conflicts(addresses, self.nbytes, load=self.instruction.startswith("ld.shared"))
 
     def conflict_free_pad(self, row_bytes: int) -> int | None:
         """The least padding of a row, in elements, with which it has no conflicts; None where none has that effect.

@@ -35,6 +35,10 @@ LANES = range(32)
         (16, [128 * i for i in LANES], (32, 4)),
         (16, [144 * i for i in LANES], (4, 4)),
         (16, [16 * (i % 8) for i in LANES], (4, 4)),
+        (8, [8 * (i // 2) for i in LANES], (1, 1)),  # lanes in pairs: the whole warp goes at once
+        (16, [16 * (i // 2) for i in LANES], (2, 2)),
+        (16, [16 * (i // 4 * 2 + i % 2) for i in LANES], (2, 2)),  # t and t xor 2
+        (16, [128 * (i // 2) for i in LANES], (16, 2)),
         (4, [None] * 32, (0, 0)),
         (4, [0, None, 128, *[None] * 29], (2, 1)),
         (16, [0, *[None] * 31], (1, 1)),  # three quarters of the warp have nothing to do
@@ -44,6 +48,11 @@ LANES = range(32)
 def test_known_conflicts(nbytes: int, addresses: list[int | None], expected: tuple[int, int]) -> None:
     found = conflicts(addresses, nbytes)
     assert (found.wavefronts, found.ideal) == expected
+
+
+def test_a_store_gains_nothing_from_pairs() -> None:
+    found = conflicts([16 * (i // 2) for i in LANES], 16, load=False)
+    assert (found.wavefronts, found.ideal) == (4, 4)
 
 
 def test_the_degree() -> None:
@@ -62,11 +71,13 @@ def test_ldmatrix_of_plain_rows(rows: int, expected: tuple[int, int]) -> None:
 @given(
     nbytes=st.sampled_from(WIDTHS_BYTES),
     units=st.lists(st.none() | st.integers(0, 700), min_size=32, max_size=32),
+    load=st.booleans(),
+    shared_by=st.sampled_from([1, 2, 4]),
 )
-def test_the_emulator_counts_the_same(nbytes: int, units: list[int | None]) -> None:
-    addresses = [None if unit is None else unit * nbytes for unit in units]
-    found = conflicts(addresses, nbytes)
-    counted = wavefronts(np.array([[-1 if a is None else a for a in addresses]]), nbytes)
+def test_the_emulator_counts_the_same(nbytes: int, units: list[int | None], load: bool, shared_by: int) -> None:
+    addresses = [None if units[i // shared_by] is None else units[i // shared_by] * nbytes for i in LANES]
+    found = conflicts(addresses, nbytes, load=load)
+    counted = wavefronts(np.array([[-1 if a is None else a for a in addresses]]), nbytes, load=load)
     assert (found.wavefronts, found.ideal) == counted
 
 
