@@ -27,7 +27,7 @@ class RowStatus(StrEnum):
 class WarningKind(Enum):
     """What can make a figure misleading: a stable code, and what to do about it."""
 
-    ABOVE_ROOF = ("above-roof", "check the device's ceilings, or that the ledger counts what the kernel really moves")
+    ABOVE_ROOF = ("above-roof", "try --ceilings clock, or check that the demand counts what the kernel really does")
     FITS_L2 = ("fits-l2", "lengthen the sequence or the batch until the tensors exceed L2 to measure HBM")
     ABOVE_COPY_RATE = ("above-copy-rate", "the traffic is predicted, not counted: part of it stays in cache")
     ABOVE_MATMUL_RATE = ("above-matmul-rate", "measure again: the library's matrix product should not be slower")

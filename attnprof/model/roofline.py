@@ -1,4 +1,4 @@
-"""Roof time: the least time any implementation of a ledger can take; and the time the model predicts for it."""
+"""Roof time: the least time that a demand takes at a device's ceilings; and the time the model predicts for it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class Roofline:
         bound: the unit that binds the largest share of the roof time.
         arithmetic_intensity: the workload's matrix FLOPs an HBM byte; ``None`` for an empty ledger.
         predicted_time_s: roof plus imbalance plus launches; never below the roof.
-        l2_resident: what fits the device's L2 cache, so that traffic may stay out of HBM and a warm run beat the
-            roof: the whole ``footprint``, the ``intermediates``, or ``None`` for neither (or an unknown L2).
+        l2_resident: what fits the device's L2 cache, so that traffic may stay out of HBM and a run beat the roof: the
+            whole ``footprint`` (a warm run), the ``intermediates`` (any run), or ``None`` for neither (or an unknown
+            L2).
         reason: why the roof is unknown, or ``None``.
     """
 
@@ -76,10 +77,13 @@ def roofline(
     """Set a kernel's demand against a device's ceilings.
 
     Roof time: for each stage the longest of demand / ceiling over the units, added over the stages. Each term takes
-    the unit at its peak and overlaps it perfectly with the others, so no run of that ledger on a device that keeps to
-    its ceilings is faster. Prediction: the SM-side units take ``imbalance`` times as long, and each stage costs a
-    launch (`LAUNCH_OVERHEAD_S`). ``flops`` stands for the workload's matrix FLOPs where the kernel computes something
-    else than attention.
+    the unit at its peak and overlaps it perfectly with the others, so the same bytes through HBM and the same
+    operations on the same units take no less on a device that keeps to its ceilings. What can be faster: traffic that
+    stays in L2, a clock above the published one (``clock`` ceilings hold there), and a kernel that does its work on
+    another unit, as FlashAttention-4 (arXiv:2603.05451) evaluates part of the exponentials on the FP32 lanes: that is
+    another demand, with another roof. Prediction: the SM-side units take ``imbalance`` times as long, and each stage
+    costs a launch (`LAUNCH_OVERHEAD_S`). ``flops`` stands for the workload's matrix FLOPs where the kernel computes
+    something else than attention.
     """
     limits = ceilings(device, workload.dtype, source)
     stages = tuple(_stage_roof(stage, limits, device.sm_count) for stage in demand.stages)

@@ -148,10 +148,11 @@ class _Run:
     def report(self) -> Report:
         """What has been measured so far."""
         from attnprof.report import bench as view
+        from attnprof.report.bench_notes import notes
         from attnprof.report.document import Report, Section
 
         device, rates = self.executor.device, [rate.as_dict() for rate in self.rates]
-        section = Section(self._heading(rates), self.rows, view.notes(self.rows))
+        section = Section(self._heading(rates), self.rows, notes(self.rows))
         return Report(
             "bench",
             view.columns(self.peers),
