@@ -105,6 +105,7 @@ class Report:
         fields: JSON fields besides the rows (``device`` and the like).
         rows_key: the JSON field that holds the rows.
         json_rows: the JSON rows, where they are not those of the tables.
+        csv_rows: the same for CSV.
         group_by: rows with an equal value of this key stand together in a table.
         summary: lines at the very end.
     """
@@ -115,6 +116,7 @@ class Report:
     fields: Mapping[str, Any] = field(default_factory=dict)
     rows_key: str = "rows"
     json_rows: Sequence[Row] | None = None
+    csv_rows: Sequence[Row] | None = None
     group_by: str | None = None
     summary: tuple[str, ...] = ()
 
