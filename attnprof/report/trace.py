@@ -83,16 +83,6 @@ LINES: tuple[Column, ...] = (
     Column("source", "Source", "the line's text", _clipped, align="left"),
 )
 
-FAULTS: tuple[Column, ...] = (
-    Column("kind", "Fault", "what kind of fault", align="left", styles={}),
-    Column("kernel", "Entry", "the entry point", align="left"),
-    Column("place", "Line", "file and line", align="left"),
-    Column("at", "Block, thread", "indices x, y, z", align="left"),
-    Column("address_text", "Address", "the address", align="left", show="known"),
-    Column("source", "Source", "the line's text", _clipped, align="left", show="known"),
-    Column("message", "What", "what is wrong", align="left"),
-)
-
 # A CSV line is a launch.
 CSV_COLUMNS: tuple[Column, ...] = (
     *WORKLOAD,
@@ -128,21 +118,18 @@ def sections(row: Row, lines: int) -> tuple[Section, ...]:
     """
     if not row["launches"] and not row["faults"]:
         return (Section((f"{title(row)}: {row['status']}", *([row["reason"]] if row["reason"] else [])), ()),)
-    compared = [entry for launch in row["launches"] for entry in launch["comparison"]]
-    found = [Section((f"{title(row)}: counted and predicted",), compared, tuple(row["notes"]), columns=COMPARISON)]
+    heading = f"{title(row)}: counted and predicted"
+    found = [Section((heading,), row["comparison"], tuple(row["notes"]), columns=COMPARISON)]
     if row["launches"]:
         found.append(Section(("Each launch",), row["launches"], columns=LAUNCHES))
-    for launch in row["launches"]:
-        chosen = source_lines(launch, lines)
+    for entry in dict.fromkeys(launch["kernel"] for launch in row["launches"]):
+        chosen = source_lines([launch for launch in row["launches"] if launch["kernel"] == entry], lines)
         if chosen:
-            heading = f"Source lines of {launch['kernel']}: {_which(chosen, lines)}"
-            found.append(Section((heading,), chosen, columns=LINES))
+            found.append(Section((f"Source lines of {entry}: {_which(chosen, lines)}",), chosen, columns=LINES))
     if row["printed"]:
         found.append(Section(("Printed by the kernel", *row["printed"].splitlines()), ()))
-    if row["faults"]:
-        found.append(Section((f"Faults: {len(row['faults'])}",), _fault_rows(row["faults"]), columns=FAULTS))
-    else:
-        found.append(Section(("Faults: none",), ()))
+    found.append(Section((f"Faults: {fault_count(row['faults'])}",), ()))
+    found += [_fault(first, count) for first, count in _fault_groups(row["faults"])]
     return tuple(found)
 
 
@@ -158,15 +145,27 @@ def title(row: Row) -> str:
     return f"{row['kernel']} · {batch}{length} · {heads} · d {row['head_dim']} · {row['dtype']}{mask}"
 
 
-def source_lines(launch: Row, hottest: int) -> list[dict[str, Any]]:
-    """The ``hottest`` lines by warp instructions, and every line with bank conflicts or poor coalescing."""
-    ranked = sorted(launch["lines"], key=lambda line: -line["warp_instructions"])
+def source_lines(launches: Sequence[Row], hottest: int) -> list[dict[str, Any]]:
+    """Of all launches of an entry: the ``hottest`` lines by warp instructions, and every line that wastes requests."""
+    lines: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (line for launch in launches for line in launch["lines"]):
+        key = (line["file"], line["line"])
+        lines[key] = _sum(lines[key], line) if key in lines else dict(line)
+    ranked = sorted(lines.values(), key=lambda line: -line["warp_instructions"])
     chosen = [line for rank, line in enumerate(ranked) if rank < hottest or _wasteful(line)]
-    total = launch["warp_instructions"]
+    total = sum(launch["warp_instructions"] for launch in launches)
     return [
         {**line, "place": place(line["file"], line["line"]), "share": line["warp_instructions"] / total}
         for line in chosen
     ]
+
+
+def _sum(a: Row, b: Row) -> dict[str, Any]:
+    """The counters of one line in two launches; what says which line it is stays."""
+    kept = ("file", "line", "source", "coalescing_efficiency")
+    sums = {key: value if key in kept else value + b[key] for key, value in a.items()}
+    sectors = sums["global_sectors"]
+    return {**sums, "coalescing_efficiency": sums["global_useful_bytes"] / (32 * sectors) if sectors else None}
 
 
 def place(file: str | None, line: int | None) -> str | None:
@@ -194,18 +193,34 @@ def live_line(row: Row) -> str:
     """A finished kernel in a few words, for the progress."""
     if not row["launches"]:
         return f"{title(row)}: {row['status']}" + (f" ({row['reason']})" if row["reason"] else "")
-    faults = len(row["faults"])
     instructions = sum(launch["warp_instructions"] for launch in row["launches"])
-    return f"{title(row)}: {instructions:,} warp instructions, {faults or 'no'} fault{'' if faults == 1 else 's'}"
+    return f"{title(row)}: {instructions:,} warp instructions, faults: {fault_count(row['faults'])}"
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """``2 kernels traced, 1 skipped, no faults``."""
+    """``2 traced, 1 skipped, no faults``."""
     traced = sum(1 for row in rows if row["launches"])
     parts = [f"{traced} traced"]
     parts += [f"{count} {name}" for name in ("skipped", "error") if (count := _with_status(rows, name))]
-    faults = sum(len(row["faults"]) for row in rows)
-    return ", ".join([*parts, f"{faults} fault{'' if faults == 1 else 's'}" if faults else "no faults"])
+    faulty = sum(1 for row in rows if row["faults"])
+    return ", ".join([*parts, f"{faulty} with faults" if faulty else "no faults"])
+
+
+def fault_count(faults: Sequence[Row]) -> str:
+    """``none``, ``1``, or ``101, of 2 kinds or lines``."""
+    groups = _fault_groups(faults)
+    if len(faults) < 2:
+        return "1" if faults else "none"
+    return f"{len(faults)}, at one line" if len(groups) == 1 else f"{len(faults)}, of {len(groups)} kinds or lines"
+
+
+def _fault_groups(faults: Sequence[Row]) -> list[tuple[Row, int]]:
+    """The first of each kind at each line, and how many there are."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for fault in faults:
+        key = tuple(fault[name] for name in ("kind", "kernel", "file", "line"))
+        groups.setdefault(key, []).append(fault)
+    return [(group[0], len(group)) for group in groups.values()]
 
 
 def _with_status(rows: Sequence[Row], status: str) -> int:
@@ -224,18 +239,16 @@ def _which(chosen: Sequence[Row], hottest: int) -> str:
     return f"the {len(chosen)} hottest"
 
 
-def _fault_rows(faults: Sequence[Row]) -> list[dict[str, Any]]:
-    return [
-        {
-            **fault,
-            "place": place(fault["file"], fault["line"]),
-            "at": _at(fault["block"], fault["thread"]),
-            "address_text": None if fault["address"] is None else f"{fault['address']:#x}",
-        }
-        for fault in faults
-    ]
+def _fault(fault: Row, count: int) -> Section:
+    """The first of the faults of one kind at one line."""
+    where = place(fault["file"], fault["line"]) or f"an unknown line ({fault['opcode']})"
+    times = f", {count} times" if count > 1 else ""
+    first = [f"{name} {_indices(fault[name])}" for name in ("block", "thread") if fault[name] is not None]
+    first += [f"address {fault['address']:#x}"] if fault["address"] is not None else []
+    what = f"{fault['message']}; {'first: ' if count > 1 else ''}{', '.join(first)}" if first else fault["message"]
+    source = [f"  {fault['source']}"] if fault["source"] else []
+    return Section((f"{fault['kind']} in {fault['kernel']} at {where}{times}", *source, f"  {what}"), ())
 
 
-def _at(block: Sequence[int] | None, thread: Sequence[int] | None) -> str | None:
-    shown = ["({}, {}, {})".format(*indices) if indices else units.UNKNOWN for indices in (block, thread)]
-    return None if block is None and thread is None else ", ".join(shown)
+def _indices(xyz: Sequence[int]) -> str:
+    return "({}, {}, {})".format(*xyz)

@@ -1,7 +1,7 @@
 """What the emulator counted, set beside what the model predicts, and the difference in words.
 
-The rows of a launch are those of its stage of the Demand: matrix FLOPs, exponentials, and each tensor that the ledger
-names. What a launch of the emulator is, is said by its plain record (``KernelTrace.as_json``).
+A stage of the Demand has a row for its matrix FLOPs, its exponentials, and each tensor that its ledger names. Launches
+of the emulator are plain records here (``KernelTrace.as_json``); several may carry out one stage.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _BEYOND = {
 }
 
 
-def compare(launch: Mapping[str, Any], stage: Stage | None) -> list[dict[str, Any]]:
-    """The quantities of one launch that the model speaks of.
+def compare(launches: Sequence[Mapping[str, Any]], stage: Stage | None) -> list[dict[str, Any]]:
+    """The quantities of one stage that the model speaks of.
 
     Each has ``counted``, ``predicted`` and ``difference`` (None where one of the two is unknown); tensors also have
-    ``asked_bytes``, which counts a byte as often as a lane asks for it. Bytes are ``counted`` once, however often they
-    are touched, and so are ``predicted``: a ledger with several passes over a tensor has a line for each.
+    ``asked_bytes``, which counts a byte as often as a lane asks for it. Bytes are ``counted`` once a launch, however
+    often it touches them, and so are ``predicted``: a ledger with several passes over a tensor has a line for each.
 
     Args:
-        launch: the plain record of a launch.
-        stage: its stage of the Demand; None where the model has none of that name.
+        launches: the plain records of the launches that carry out the stage, at least one.
+        stage: the stage of the Demand; None where the model has none of that name.
     """
+    launch = _together(launches)
     flops, exponentials = launch["matrix_flops"], launch["exponentials"]
     predicted_flops = stage.tensor_flops if stage is not None else None
     predicted_exponentials = stage.exponentials if stage is not None else None
@@ -68,6 +69,23 @@ def rescaling_exponentials(launch: Mapping[str, Any], stage: Stage | None) -> in
     return left if rest == 0 and left >= 0 else None
 
 
+def _together(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several launches of a stage add up to."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for launch in launches:
+        for tensor in launch["tensors"]:
+            sums = tensors.setdefault(tensor["name"], {"name": tensor["name"]})
+            for key, value in tensor.items():
+                if key != "name":
+                    sums[key] = sums.get(key, 0) + value
+    return {
+        "stage": launches[0]["stage"],
+        "matrix_flops": sum(launch["matrix_flops"] for launch in launches),
+        "exponentials": sum(launch["exponentials"] for launch in launches),
+        "tensors": list(tensors.values()),
+    }
+
+
 def explain(rows: Sequence[Row], workload: Workload) -> tuple[str, ...]:
     """Why counted and predicted differ, one line a cause; nothing where they don't."""
     differing = [row for row in rows if row["difference"]]
@@ -82,7 +100,7 @@ def explain(rows: Sequence[Row], workload: Workload) -> tuple[str, ...]:
     if any(row["quantity"] == RESCALING for row in rows):
         found.append(
             "Exponentials of rescaling correct what was summed before a row's maximum grew. How many depends on the "
-            "data and the tiles, so the model leaves them out."
+            "data, the tiles, and how many lanes share a row, so the model leaves them out."
         )
     if scores:
         found.append(
@@ -137,6 +155,7 @@ def _tensors(launch: Mapping[str, Any], stage: Stage | None) -> list[dict[str, A
     rows = [
         _tensor_row(launch, shown, direction, tensors.get(name), size)
         for (name, direction), (shown, size) in predicted.items()
+        if size or tensors.get(name, {}).get(f"unique_{direction}_bytes")
     ]
     rows += [
         _tensor_row(launch, name, direction, tensor, None)
@@ -148,8 +167,8 @@ def _tensors(launch: Mapping[str, Any], stage: Stage | None) -> list[dict[str, A
 
 
 def _tensor_name(ledger_name: str, tensors: Mapping[str, Any]) -> str:
-    """The plan's tensor that a ledger line is about: ``q`` for Q; P overwrites S, and dS overwrites dP."""
-    name = ledger_name.lower()
+    """The plan's tensor that a ledger line is about: ``q`` for Q, ``o_fp32`` for O fp32; P overwrites S."""
+    name = ledger_name.lower().replace(" ", "_")
     overwritten = {"p": "s", "ds": "dp"}
     return name if name in tensors else overwritten.get(name, name)
 

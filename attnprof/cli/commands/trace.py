@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnprof.emulator.executor import EmulatorExecutor
-    from attnprof.emulator.trace import Trace
+    from attnprof.emulator.trace import KernelTrace, Trace
     from attnprof.kernels.spec import KernelSpec
     from attnprof.model.workload import Workload
     from attnprof.report.document import Report
@@ -132,7 +132,8 @@ def _row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed:
     """One kernel on one workload: the JSON row."""
     from attnprof.compiler.arch import parse_arch
     from attnprof.model.roofline import workload_fields
-    from attnprof.report.trace_comparison import explain
+    from attnprof.report.trace import fault_count
+    from attnprof.report.trace_comparison import compare, explain
 
     row: dict[str, Any] = {
         "kernel": spec.name,
@@ -140,6 +141,7 @@ def _row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed:
         "status": "ok",
         "reason": None,
         **workload_fields(workload),
+        "comparison": [],
         "launches": [],
         "notes": (),
         "faults": [],
@@ -156,13 +158,21 @@ def _row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed:
         raise
     except AttnprofError as error:
         return {**row, "status": "error", "reason": error.message}
-    launches = _launches(spec, workload, executor, traced)
+    launches = [_launch(kernel) for kernel in traced.kernels]
+    demand = spec.demand(workload, executor.device)
+    stages = {stage.name: stage for stage in demand.stages}
+    names = dict.fromkeys(launch["stage"] for launch in launches)
+    compared = [
+        entry
+        for name in names
+        for entry in compare([launch for launch in launches if launch["stage"] == name], stages.get(name))
+    ]
     faults = [fault.as_json() for fault in traced.faults]
-    compared = [entry for launch in launches for entry in launch["comparison"]]
     return {
         **row,
         "status": "error" if faults else "ok",
-        "reason": f"{len(faults)} fault{'' if len(faults) == 1 else 's'} found" if faults else None,
+        "reason": f"faults: {fault_count(faults)}" if faults else None,
+        "comparison": compared,
         "launches": launches,
         "notes": (_INCOMPLETE,) if faults else explain(compared, workload),
         "faults": faults,
@@ -184,20 +194,10 @@ def _run(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed:
         return run.trace
 
 
-def _launches(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, traced: Trace) -> list[dict[str, Any]]:
-    from attnprof.report.trace_comparison import compare
-
-    demand = spec.demand(workload, executor.device)
-    names = [kernel.stage for kernel in traced.kernels]
-    # A stage that several launches share has no prediction for each.
-    stages = {stage.name: stage for stage in demand.stages if names.count(stage.name) == 1}
-    launches = []
-    for kernel in traced.kernels:
-        record: dict[str, Any] = kernel.as_json()
-        issued = 32 * record["warp_instructions"]
-        record["lanes_active"] = record["thread_instructions"] / issued if issued else None
-        launches.append({**record, "comparison": compare(record, stages.get(kernel.stage))})
-    return launches
+def _launch(kernel: KernelTrace) -> dict[str, Any]:
+    record: dict[str, Any] = kernel.as_json()
+    issued = 32 * record["warp_instructions"]
+    return {**record, "lanes_active": record["thread_instructions"] / issued if issued else None}
 
 
 def _report(
