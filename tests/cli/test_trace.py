@@ -286,6 +286,18 @@ def test_the_page_about_faults_shows_what_trace_prints(
             edits.pop(0)
 
 
+def test_the_page_about_the_emulator_shows_what_trace_prints(cli: Cli) -> None:
+    """What the compiler has no say in: the comparison with the model, and its explanation."""
+    page = (ROOT / "docs" / "methodology" / "emulator.md").read_text(encoding="utf-8")
+    ((command, shown),) = re.findall(r"```console\n\$ attnprof ([^\n]*)\n(.*?)\nEach launch", page, re.S)
+    assert cli(*shlex.split(command)).out.startswith(shown)
+    fragments = re.findall(r"```text\n(.*?)\n```", page, re.S)
+    assert len(fragments) == 2
+    result = cli("trace", "--kernel", "naive,fa2", "--seq", "300", "--head-dim", "64", "--causal")
+    for fragment in fragments:
+        assert fragment in result.out
+
+
 def _figures_out(text: str) -> list[str]:
     """Instruction counts are the compiler's, and which thread is first may change with them; all else must agree."""
     lines = [re.sub(r"[ ─]{2,}", "  ", line) for line in text.splitlines() if not line.startswith("mine.cu:")]
