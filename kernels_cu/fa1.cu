@@ -57,8 +57,8 @@ __device__ __forceinline__ long long first_column(long long row) {
     return row * HEAD_DIM + computed_late(threadIdx.x) % 4 * 2;
 }
 
-// O waits with each 16 columns of a row in the order 0 1 8 9, 2 3 10 11, ..., so that a lane's share of two chunks is 16
-// bytes in one place. Nobody else reads it.
+// O waits with each 16 columns of a row in the order 0 1 8 9, 2 3 10 11, ..., so that a lane's share of two chunks is
+// 16 bytes in one place. Nobody else reads it.
 __device__ __forceinline__ float4* waiting_o(float* o_fp32, long long row) {
     return reinterpret_cast<float4*>(o_fp32 + row * HEAD_DIM) + computed_late(threadIdx.x) % 4;
 }
@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_strip(Strip& strip, const Outputs& outputs
     }
 }
 
-// Algorithm 1, lines 10 to 12, for a part of the block: bring its scores into m, l and O, which is normalised at the end.
+// Algorithm 1, lines 10 to 12, for a part of the block: bring its scores into m, l and O. O is normalised at the end.
 __device__ __forceinline__ void update(Strip& strip, const float (&s_rmem)[1][SUB_KV / 8][4], unsigned v_smem,
                                        unsigned v_lane, float scale_log2) {
     float shift[2];
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
              const element* __restrict__ k,  // (batch, kv_heads, seq_kv, HEAD_DIM)
              const element* __restrict__ v,  // (batch, kv_heads, seq_kv, HEAD_DIM)
              element* __restrict__ o,        // (batch, heads, seq_q, HEAD_DIM)
-             float* __restrict__ o_fp32,     // (batch, heads, seq_q, HEAD_DIM), normalised after each step
+             float* __restrict__ o_fp32,     // (batch, heads, seq_q, HEAD_DIM), normalised, in the order of waiting_o
              float* __restrict__ m,          // (batch, heads, seq_q), row maxima of S · scale · log2(e)
              float* __restrict__ l,          // (batch, heads, seq_q), row sums of 2^(S · scale · log2(e) - m)
              int seq_q, int seq_kv, int heads_per_kv_head,
