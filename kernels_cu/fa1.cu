@@ -85,6 +85,17 @@ __device__ __forceinline__ void load_strip(Strip& strip, const Outputs& outputs,
     }
 }
 
+// Bring the O of the first `count` rows from `first_row` on as near as L2, for the strip after this one.
+__device__ __forceinline__ void prefetch_o(const float* o_fp32, long long first_row, int count) {
+    constexpr int line = 32;  // elements: 128 bytes
+    const int elements = min(count, STRIP) * HEAD_DIM;
+#pragma unroll
+    for (int i = 0; i < STRIP * HEAD_DIM / line / 32; ++i) {
+        const int first = (i * 32 + computed_late(threadIdx.x) % 32) * line;
+        if (first < elements) prefetch_l2(o_fp32 + first_row * HEAD_DIM + first);
+    }
+}
+
 // Normalise O and put the rows back. `last`: no later block has a key for them, so O leaves for good.
 __device__ __forceinline__ void store_strip(Strip& strip, const Outputs& outputs, long long first_row, int count,
                                             bool last) {
@@ -212,7 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int count = min(STRIP, end - row);
         Strip strip = {};
         strip.largest[0] = strip.largest[1] = -INF;
-        if (first_key > 0) load_strip(strip, outputs, strip_row, count);  // on its way during the first Q Kᵀ
+        if (first_key > 0) {
+            load_strip(strip, outputs, strip_row, count);  // on its way during the first Q Kᵀ
+            prefetch_o(o_fp32, strip_row + ROUND, end - row - ROUND);
+        }
 
         // How many keys the strip's first and last row see, from this block's first on (bottom-right).
         const int first_sees = CAUSAL ? keys + row + 1 - seq_q : keys;

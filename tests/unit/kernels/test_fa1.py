@@ -174,7 +174,7 @@ def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(
     assert moved_bytes(trace, LEDGER_NAMES) == predicted
     assert sum(kernel.counters.bank_conflicts for kernel in trace.kernels) == 0
     if not causal:
-        # The ledger counts one correction a row and block; four lanes evaluate one for each sub-block of 64 keys.
+        # The ledger counts one correction a row and block; four lanes evaluate one for each sub-block of keys.
         surplus = workload.rows * (4 * seq_kv // tiles_for(head_dim, H200).sub_kv - len(trace.kernels))
         assert sum(kernel.counters.matrix_flops for kernel in trace.kernels) == demand(workload, H200).tensor_flops
         assert (
