@@ -216,7 +216,8 @@ class TrapRunner:
         import numpy as np
 
         _, outputs = self._run(trap, spec)
-        values = (decode(output, trap.workload.dtype) for output in outputs.values())
+        plan = spec.plan(trap.workload, self.device)
+        values = (decode(output, plan.tensor(name).dtype) for name, output in outputs.items())
         return sum(int(np.count_nonzero(~np.isfinite(each))) for each in values)
 
     def _wrong_values(self, trap: Trap) -> str | None:
