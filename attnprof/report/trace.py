@@ -35,7 +35,7 @@ def _clipped(text: str) -> str:
 
 COMPARISON: tuple[Column, ...] = (
     Column("stage", "Stage", "the launch", align="left", show="varies"),
-    Column("quantity", "", "what is counted; bytes count once, however often they are touched", align="left"),
+    Column("quantity", "Quantity", "what is counted; bytes count once, however often they are touched", align="left"),
     Column("counted", "Counted", "by the emulator", units.exact),
     Column("predicted", "Predicted", "by the model", units.exact),
     Column("difference", "Difference", "counted less predicted", _signed),

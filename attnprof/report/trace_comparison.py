@@ -19,13 +19,18 @@ EXPONENTIALS = "exponentials"
 RESCALING = "exponentials, rescaling"
 
 _SCORES = ("S", "P", "dS", "dP")
-# By whether there is a causal mask.
+# Products, and the exponentials with them, by whether there is a causal mask.
 _BEYOND = {
-    False: "tiles and vectors that reach beyond the end of a row or column are computed whole; the model counts "
-    "the pairs",
+    False: "the last tiles, which the length does not fill, are computed whole; the model counts the pairs",
     True: "tiles that the mask's diagonal cuts, and last ones that the length does not fill, are computed whole; the "
     "model counts the pairs that the mask allows",
 }
+
+# Exponentials without products.
+_PADDING = (
+    "lanes beyond the end of a row, or beyond the mask, compute on padding, and sums merged across lanes take "
+    "exponentials of their own; the model counts those of the elements"
+)
 
 
 def compare(launches: Sequence[Mapping[str, Any]], stage: Stage | None) -> list[dict[str, Any]]:
@@ -93,8 +98,11 @@ def explain(rows: Sequence[Row], workload: Workload) -> tuple[str, ...]:
     scores = [row for row in differing if row["tensor"] in _SCORES]
     others = [row for row in differing if row["direction"] is not None and row not in scores]
     found: list[str] = []
-    if more := [row for row in work if row["difference"] > 0]:
-        found.append(f"{_listed(more, _times)}: {_BEYOND[workload.causal]}.")
+    multiplying = {row["stage"] for row in rows if row["quantity"] == FLOPS}
+    for stages_multiply, why in ((True, _BEYOND[workload.causal]), (False, _PADDING)):
+        more = [row for row in work if row["difference"] > 0 and (row["stage"] in multiplying) == stages_multiply]
+        if more:
+            found.append(f"{_listed(more, _times)}: {why}.")
     if fewer := [row for row in work if row["difference"] < 0]:
         found.append(f"{_listed(fewer, _times)}: the kernel does less than the model counts.")
     if any(row["quantity"] == RESCALING for row in rows):

@@ -98,7 +98,7 @@ def trace(
             for workload in workloads:
                 for spec in specs:
                     progress.step(f"{spec.name} {workload.label}: running on the emulator")
-                    found.append(_row(spec, workload, executor, seed_value))
+                    found.append(trace_row(spec, workload, executor, seed_value))
                     progress.done(view.live_line(found[-1]))
                     out.save(report())
         except KeyboardInterrupt:
@@ -128,8 +128,15 @@ def _check_sizes(specs: Sequence[KernelSpec], workload: Workload) -> list[str]:
     return warnings
 
 
-def _row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed: int) -> dict[str, Any]:
-    """One kernel on one workload: the JSON row."""
+def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed: int) -> dict[str, Any]:
+    """One kernel on one workload: the JSON row.
+
+    ``launches`` hold the plain records of the emulator, ``comparison`` what is set beside the model, ``notes`` why the
+    two differ, ``faults`` every fault that was recorded.
+
+    Raises:
+        EnvironmentProblem: the compiler or a header is missing.
+    """
     from attnprof.compiler.arch import parse_arch
     from attnprof.model.roofline import workload_fields
     from attnprof.report.trace import fault_count
