@@ -21,13 +21,14 @@ class Quantity(StrEnum):
 
     ``BANK_CONFLICTS``: passes of shared-memory requests beyond those needed; a cure has none. ``HBM_BYTES``: of all
     tensors; a cure moves what its ledger says, and less than the trap. ``WARPS_PER_SM``: that can be resident; a cure
-    has more. ``NOT_FINITE``: elements of the output that are NaN or infinite; a cure has none, and is right.
+    has more. ``NOT_FINITE``: NaN and infinite elements of the output; a cure has none, and is
+    right.
     """
 
     BANK_CONFLICTS = "bank conflicts"
     HBM_BYTES = "HBM bytes"
     WARPS_PER_SM = "warps per SM"
-    NOT_FINITE = "NaN or infinite elements"
+    NOT_FINITE = "NaN or Inf values"
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def test_values_that_are_not_finite() -> None:
     row = only(runner().run([large]))
     assert (row.status, row.detail) == (
         "fail",
-        "nothing to cure: bad has 0 NaN or infinite elements, its cure may have 0",
+        "nothing to cure: bad has 0 NaN or Inf values, its cure may have 0",
     )
 
 

@@ -90,7 +90,7 @@ def test_emulated_the_layouts_conflict_or_not(device: DeviceSpec, head_dim: int)
     swizzle, pad, plain = (counted(spec.name, device.name, head_dim) for spec in (BASE, PAD, PLAIN))
     assert swizzle.bank_conflicts == pad.bank_conflicts == 0
     assert swizzle.shared_wavefronts == pad.shared_wavefronts
-    # 8-way in every ldmatrix; the copies in, 1 in 20 of the passes, and O's way out conflict less or not at all.
+    # 8-way in every ldmatrix and where O is stored; the copies in, and O's chunks on the way out, never conflict.
     assert 5.0 < plain.shared_wavefronts / swizzle.shared_wavefronts < 8.0
     assert plain.bank_conflicts == plain.shared_wavefronts - swizzle.shared_wavefronts
 
