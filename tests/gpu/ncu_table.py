@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class Quantity:
 
     Attributes:
         name: the heading.
-        sums: sets of metrics that add up to it, the best first. The first set with a metric that ncu knows counts;
-            metrics of it that ncu does not know are left out (a GPU without such an instruction).
+        sums: sets of metrics that add up to it, the best first. The first set whose plain loads and stores ncu knows
+            counts; others of it may be unknown (a GPU without such an instruction).
     """
 
     name: str
@@ -60,11 +60,16 @@ class Quantity:
 
     def of_ncu(self, metrics: Mapping[str, int]) -> int | None:
         """The sum of the first set that was measured."""
+        names = self.best(metrics)
+        return sum(metrics[name] for name in names if name in metrics) if names else None
+
+    def best(self, known: Container[str]) -> tuple[str, ...]:
+        """The first set whose indispensable metrics are known; empty if there is none."""
         for names in self.sums:
-            known = [metrics[name] for name in names if name in metrics]
-            if known:
-                return sum(known)
-        return None
+            needed = [name for name in names if name.endswith(("_op_ld", "_op_st"))] or names
+            if all(name in known for name in needed):
+                return names
+        return ()
 
     def of_emulator(self, kernel: KernelTrace) -> int:
         """The emulator's figure."""
@@ -209,8 +214,7 @@ def wanted_metrics(query: str) -> list[str]:
     known = {line.split()[0] for line in query.splitlines() if line.strip()}
     wanted: list[str] = []
     for quantity in QUANTITIES:
-        best = next((names for names in quantity.sums if known.intersection(names)), ())
-        wanted += [*best, *quantity.sums[-1]]
+        wanted += [*quantity.best(known), *quantity.sums[-1]]
     return [name for name in dict.fromkeys([*wanted, *CONTEXT]) if name in known]
 
 

@@ -32,6 +32,11 @@ def test_parsing() -> None:
 def test_only_known_metrics_are_asked_for() -> None:
     query = f"Device NVIDIA H200 (GH100)\n\n{SASS}    Counter   # of sectors\nsm__cycles_elapsed  Counter\n"
     assert ncu_table.wanted_metrics(query) == [SASS]
+    # Conflicts of plain loads are unknown by instruction here: the sum of the hardware's counter stands in.
+    by_instruction = "smsp__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm"
+    hardware = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared"
+    assert ncu_table.wanted_metrics(f"{by_instruction} Counter\n{hardware} Counter\n") == [hardware]
+    assert ncu_table.CONFLICTS.of_ncu({by_instruction: 5, hardware: 7}) == 7
 
 
 def test_a_difference_is_seen() -> None:
