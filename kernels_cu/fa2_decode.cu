@@ -6,15 +6,16 @@
 //   query. Here the rows of a tile are queries x query heads of a KV head, which lie side by side in memory: they share
 //   one read of K and V. Warps split the keys as well, so none of them waits for another on its way through the cache.
 // Traffic: K and V once, 2·N·d·e bytes a KV head; Q, O and the log-sum-exp are small. Each split writes its part of O
-//   and two statistics a row in fp32, and the combination reads them: 2·splits·rows·(4d + 8) bytes, mostly out of L2.
-// Tiles / threads / shared memory: BLOCK_ROWS = 16, 32 or 64 rows of Q; KEY_WARPS teams of ROW_WARPS warps. A team walks
-//   over its own keys, STEP_KEYS at a time, through its own ring of STAGES tiles of K and of V. At d 128 a block of 4
-//   warps has three stages of 32 KiB, and two blocks share an H100 or H200 SM: 128 KiB and more are on their way.
+//   and two statistics a row in fp32, and the combination reads them: 2·splits·rows·(4d + 8) bytes, most out of L2.
+// Tiles / threads / shared memory: BLOCK_ROWS = 16, 32 or 64 rows of Q; KEY_WARPS teams of ROW_WARPS warps. A team
+//   walks over its own keys, STEP_KEYS at a time, through its own ring of STAGES tiles of K and of V. At d 128 a block
+//   of 4 warps has three stages of 32 KiB, and two blocks share an H100 or H200 SM: 128 KiB are always on their way.
 // Limits: sm_80 and later; HEAD_DIM 64, 128 or 256; scale > 0; lengths below 2^30. A masked key in the tiles at the end
 //   has weight 0, and 0 times NaN is NaN. Where one block has all keys of a row, there is no second launch.
 // References: Dao et al., Flash-Decoding for long-context inference (2023); Dao, FlashAttention-2, arXiv:2307.08691;
 //   Milakov and Gimelshein, arXiv:1805.02867 (why parts of a softmax combine); PTX ISA, "mma.m16n8k16".
 
+#include "common/part.cuh"
 #include "common/tile.cuh"
 
 #ifndef HEAD_DIM
@@ -41,7 +42,6 @@ static_assert(STAGES >= 2, "STAGES must be at least 2: one to read and one on it
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
-#define INF __int_as_float(0x7f800000)  // NVRTC has no INFINITY
 
 // A value that is the same in all lanes, so that the compiler knows it too and gives it a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(ALL_LANES, value, 0); }
@@ -59,34 +59,6 @@ __device__ __forceinline__ void team_barrier() {
     } else {
         __syncthreads();  // so all teams take equally many steps
     }
-}
-
-// What some of the keys give a row: four columns of the unnormalised O, and what they are relative to.
-struct Part {
-    float shift;  // -max * scale * log2(e), to add to exponents; +inf if there was no key
-    float sum;    // of the exponentials
-    float4 o;
-};
-
-__device__ __forceinline__ Part no_keys() { return {INF, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)}; }
-
-// The parts of one row as one, added in the order of their index: always the same bits.
-template <int count>
-__device__ __forceinline__ Part combined(const Part (&parts)[count]) {
-    Part total = no_keys();
-#pragma unroll
-    for (int i = 0; i < count; ++i) total.shift = fminf(total.shift, parts[i].shift);
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-        // 2^(own maximum - common maximum). Without any key the sums are 0, where inf - inf would make them NaN.
-        const float weight = total.shift == INF ? 0.0f : exp2_approx(total.shift - parts[i].shift);
-        total.sum = fmaf(weight, parts[i].sum, total.sum);
-        total.o.x = fmaf(weight, parts[i].o.x, total.o.x);
-        total.o.y = fmaf(weight, parts[i].o.y, total.o.y);
-        total.o.z = fmaf(weight, parts[i].o.z, total.o.z);
-        total.o.w = fmaf(weight, parts[i].o.w, total.o.w);
-    }
-    return total;
 }
 
 // Divide once, and write four columns of a row of O; the first four bring the log-sum-exp along.
@@ -169,7 +141,7 @@ __device__ __forceinline__ void raise_max(State& state, const Scores& s_rmem, fl
         for (int r = 0; r < 2; ++r) {
             const float lower = fminf(shift[m][r], state.shift[m][r]);
             // Still no key: leave sum and O at zero, where inf - inf would make them NaN.
-            const float correction = lower == INF ? 0.0f : exp2_approx(lower - state.shift[m][r]);
+            const float correction = lower == infinity() ? 0.0f : exp2_approx(lower - state.shift[m][r]);
             state.shift[m][r] = lower;
             state.sum[m][r] *= correction;
 #pragma unroll
@@ -193,7 +165,7 @@ __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, u
             for (int i = 0; i < 4; ++i) {
                 const int r = i % 2;
                 // A row that has met no key yet: its exponents must be -inf, not -inf + inf.
-                const float shift = state.shift[m][r] == INF ? 0.0f : state.shift[m][r];
+                const float shift = state.shift[m][r] == infinity() ? 0.0f : state.shift[m][r];
                 const float low = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r], scale_log2, shift));
                 const float high = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r + 1], scale_log2, shift));
                 state.sum[m][r] += low + high;
@@ -248,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int team = warp / ROW_WARPS;
     const int warp_row = warp % ROW_WARPS * M_TILES * 16;
 
-    // The rows of a KV head are its query heads' queries, head_rows in all, one after another in Q and in O. Blocks that
-    // share keys are neighbours in the grid.
+    // The rows of a KV head are its query heads' queries, head_rows in all, one after another in Q and in O. Blocks
+    // that share keys are neighbours in the grid.
     const int kv_head = blockIdx.x / row_blocks / splits;  // batch * kv_heads + KV head
     const int split = blockIdx.x / row_blocks % splits;
     const int row0 = blockIdx.x % row_blocks * BLOCK_ROWS;
@@ -272,16 +244,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // Start the team's copies of one turn; a group even if there is nothing to copy, so that waiting can count groups.
     auto copy = [&](int turn, unsigned stage) {
         const int key = (begin + turn * KEY_WARPS + team) * STEP_KEYS;
+        const int end_key = min(end * STEP_KEYS, seq_kv);
+        const element* k_tile = at_row(k_head, key);
+        const element* v_tile = at_row(v_head, key);
         const unsigned k_smem = ring_smem + stage * 2 * KV_BYTES;
-        if (key + STEP_KEYS <= min(end * STEP_KEYS, seq_kv)) {
-            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, at_row(k_head, key), HEAD_DIM, 0, team_thread);
-            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem + KV_BYTES, at_row(v_head, key), HEAD_DIM, 0, team_thread);
-        } else if (key < min(end * STEP_KEYS, seq_kv)) {
+        const unsigned v_smem = k_smem + KV_BYTES;
+        if (key + STEP_KEYS <= end_key) {
+            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, team_thread);
+            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, team_thread);
+        } else if (key < end_key) {
             // The end of the cache. Rows past it become zeros, since 0 * P must be 0 whatever lies there.
             auto limit = [=](int row) { return key + row < seq_kv ? HEAD_DIM : 0; };
-            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, at_row(k_head, key), HEAD_DIM, 0, team_thread, limit);
-            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem + KV_BYTES, at_row(v_head, key), HEAD_DIM, 0,
-                                                            team_thread, limit);
+            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, team_thread, limit);
+            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, team_thread, limit);
         }
         cp_async_commit();
     };
@@ -301,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         for (int r = 0; r < 2; ++r) {
             const int query = (row0 + warp_row + m * 16 + r * 8 + lane / 4) % seq_q;
             limit[m][r] = (causal ? query + 1 + seq_kv - seq_q : seq_kv) - lane % 4 * 2;
-            state.shift[m][r] = INF;
+            state.shift[m][r] = infinity();
             state.sum[m][r] = 0.0f;
 #pragma unroll
             for (int d = 0; d < D_TILES; ++d) state.o[m][d][2 * r] = state.o[m][d][2 * r + 1] = 0.0f;
@@ -344,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        if (step * STEP_KEYS + n * 8 + e % 2 >= limit[m][e / 2]) s_rmem[m][n][e] = -INF;
+                        if (step * STEP_KEYS + n * 8 + e % 2 >= limit[m][e / 2]) s_rmem[m][n][e] = -infinity();
         }
         raise_max(state, s_rmem, scale_log2);
         accumulate(state, s_rmem, k_smem + KV_BYTES, qv_lane, scale_log2);

@@ -102,6 +102,54 @@ MUTANTS = (
         "shift[m][r] = high * -scale_log2;",
         "shift[m][r] = 0.0f;",
     ),
+    Mutant(
+        "fa2-decode",
+        "scale dropped",
+        "float scale_log2) {  // scale * log2(e)",
+        "float) {\n    const float scale_log2 = LOG2_E;",
+    ),
+    Mutant(
+        "fa2-decode",
+        "last tile dropped",
+        "(seq_kv + STEP_KEYS - 1) / STEP_KEYS",
+        "seq_kv / STEP_KEYS",
+    ),
+    Mutant(
+        "fa2-decode",
+        "mask top-left",
+        "query + 1 + seq_kv - seq_q",
+        "query + 1",
+    ),
+    Mutant(
+        "fa2-decode",
+        "wrong KV head",
+        "at_row(v, kv_head * seq_kv)",
+        "at_row(v, (gridDim.x / row_blocks / splits - 1 - kv_head) * seq_kv)",
+    ),
+    Mutant(
+        "fa2-decode",
+        "half of d unwritten",
+        "const int quad = i % QUADS;",
+        "const int quad = i % QUADS;\n        if (quad >= QUADS / 2) continue;",
+    ),
+    Mutant(
+        "fa2-decode",
+        "no max subtraction",
+        "shift[m][r] = high * -scale_log2;",
+        "shift[m][r] = 0.0f;",
+    ),
+    Mutant(
+        "fa2-decode",
+        "split dropped",
+        "if (split < splits) {",
+        "if (split < splits - 1) {",
+    ),
+    Mutant(
+        "fa2-decode",
+        "parts not rescaled",
+        "parts[1 + i] = {pair.x, pair.y,",
+        "parts[1 + i] = {0.0f, pair.y,",
+    ),
 )
 
 # What no comparison with a reference need show: with luck the copies land in time.

@@ -41,4 +41,4 @@ def test_a_patch_whose_place_is_gone_or_ambiguous_is_an_error(tmp_path: Path) ->
 
 def test_every_forward_attention_kernel_has_every_fault() -> None:
     for spec in builtin():
-        assert {mutant.fault for mutant in MUTANTS if mutant.kernel == spec.name} == FAULTS, spec.name
+        assert {mutant.fault for mutant in MUTANTS if mutant.kernel == spec.name} >= FAULTS, spec.name

@@ -20,7 +20,7 @@ from attnprof.model.workload import Pass, Workload
 FILE = kernels_dir() / "fa2_decode.cu"
 DTYPES = (Dtype.FP16, Dtype.BF16)
 
-# Past this many queries a tile of `fa2` is no longer mostly idle, and the parts of O are no longer small beside K and V.
+# With more queries a tile of `fa2` is no longer mostly idle, nor are the parts of O small beside K and V.
 QUERIES_MAX = 16
 # Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads.
 LENGTH_MAX = 2**30
@@ -103,8 +103,8 @@ class Tiles:
         return max(self.q_bytes + self.stages * self.stage_bytes, parts + self.key_warps * self.rows * 8)
 
 
-# Four warps (two at head dim 256 and 16 rows, where a warp's tiles are twice as large) for 16, 32 and 64 rows. More rows
-# take more blocks.
+# For 16, 32 and 64 rows; more rows take more blocks. Four warps, but two at head dim 256 and 16 rows, where a warp's
+# tiles are twice as large.
 SHAPES: Mapping[int, tuple[Tiles, ...]] = {
     64: (
         Tiles(64, m_tiles=1, row_warps=1, key_warps=4, step_keys=32),
@@ -114,7 +114,8 @@ SHAPES: Mapping[int, tuple[Tiles, ...]] = {
     128: (
         Tiles(128, m_tiles=1, row_warps=1, key_warps=4),
         Tiles(128, m_tiles=2, row_warps=1, key_warps=4),
-        Tiles(128, m_tiles=2, row_warps=2, key_warps=2),
+        # Q would take the registers that sm_100 needs.
+        Tiles(128, m_tiles=2, row_warps=2, key_warps=2, q_in_registers=False),
     ),
     256: (
         Tiles(256, m_tiles=1, row_warps=1, key_warps=2),
@@ -292,8 +293,8 @@ SPECS = (
         name="fa2-decode",
         rung=52,
         title="split-KV: few queries, the keys over all SMs, then a combination",
-        idea="With one query a head there are too few blocks to fill a GPU: split the keys over blocks and combine their "
-        "parts. The query heads of a group share one read of K and V, and HBM is what bounds it.",
+        idea="With one query a head there are too few blocks to fill a GPU: split the keys over blocks and combine "
+        "their parts. The query heads of a group share one read of K and V, and HBM is what bounds it.",
         file=FILE,
         direction=Pass.FWD,
         arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),

@@ -36,12 +36,14 @@ def test_the_kernel_as_shipped_passes(spec, executor: EmulatorExecutor) -> None:
 def telling_case(mutant: Mutant) -> NumericsCase:
     """One small workload that shows the fault: a mutant needs only one to fail, and compiling is what takes time."""
     shapes = {
-        "scale dropped": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
-        "last tile dropped": NumericsCase(Workload.of(17, seq_kv=70, heads=2, head_dim=64)),
+        "scale dropped": NumericsCase(Workload.of(16, heads=2, head_dim=64)),
+        "last tile dropped": NumericsCase(Workload.of(16, seq_kv=70, heads=2, head_dim=64)),
         "mask top-left": NumericsCase(Workload.of(5, seq_kv=2, heads=2, head_dim=64, causal=True)),
-        "wrong KV head": NumericsCase(Workload.of(17, heads=4, kv_heads=2, head_dim=64)),
-        "half of d unwritten": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
-        "no max subtraction": NumericsCase(Workload.of(17, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
+        "wrong KV head": NumericsCase(Workload.of(16, heads=4, kv_heads=2, head_dim=64)),
+        "half of d unwritten": NumericsCase(Workload.of(16, heads=2, head_dim=64)),
+        "no max subtraction": NumericsCase(Workload.of(16, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
+        "split dropped": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
+        "parts not rescaled": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
     }
     return shapes[mutant.fault]
 
