@@ -89,17 +89,17 @@ class Barriers:
         else:
             x.pc += 1
             goes_on.append(x)
-        return goes_on + self._release(arrival.number, barrier, x)
+        return goes_on + self._release(barrier, x)
 
     def threads_left(self) -> list[Active]:
         """Look again after threads exited: a barrier for a whole block may now be complete."""
         released: list[Active] = []
-        for number, barrier in self.table.items():
+        for barrier in self.table.values():
             if barrier.waiting:
-                released += self._release(number, barrier, None)
+                released += self._release(barrier, None)
         return released
 
-    def _release(self, number: int, barrier: _Barrier, last: Active | None) -> list[Active]:
+    def _release(self, barrier: _Barrier, last: Active | None) -> list[Active]:
         wave = self.wave
         expected = np.where(barrier.expected >= 0, barrier.expected, wave.live_per_block)
         complete = (barrier.arrived >= expected) & (barrier.arrived > 0)
@@ -130,7 +130,6 @@ class Barriers:
         barrier.arrived[complete] = 0
         barrier.expected[complete] = -1
         barrier.true_flags[complete] = 0
-        del number
         return released
 
     def _reduce(self, barrier: _Barrier, group: Active, w: _Waiting) -> None:

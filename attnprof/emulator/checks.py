@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnprof.emulator.births import Births
 from attnprof.emulator.copies import PendingCopy
 from attnprof.emulator.faults import Fault, FaultKind
 from attnprof.emulator.lanes import WARP, Active, Lanes
@@ -26,23 +27,27 @@ class Checks:
     """The checks of one launch; what they find is in ``faults``, each kind once an instruction.
 
     Two accesses are ordered when one thread makes both, or when a barrier that both warps pass lies between them
-    (``__syncwarp`` for threads of one warp). Blocks are ordered only by a fence in the one that wrote and an atomic
-    or volatile access after it in the other.
+    (``__syncwarp`` for threads of one warp). Without one, and always between blocks, it takes a fence in the one that
+    wrote and an atomic or volatile access after it in the other.
     """
 
     def __init__(self, program: Program, geometry: Geometry, allocations: Sequence[Allocation]) -> None:
         self.faults: list[Fault] = []
+        self.births = Births()
         self._seen: set[tuple[FaultKind, int]] = set()
         granules = granules_of(program)
         self._granule = granules["shared"]
         self._shadows = {id(a): Shadow(a, granules["global"]) for a in allocations}
         self._sequence = 0
-        self._fences = np.full(geometry.blocks, -1, np.int64)
-        self._syncs = np.full(geometry.blocks, -1, np.int64)
+        warps = -(-geometry.threads // WARP)
+        # When a warp last fenced, and last made an atomic or volatile access: a row a block of the grid.
+        self._fences = np.full((geometry.blocks, warps), -1, np.int64)
+        self._syncs = np.full((geometry.blocks, warps), -1, np.int64)
 
     def start_wave(self, wave: Wave) -> None:
         """Fresh shared memory and clocks for the next blocks."""
         self.wave = wave
+        self.births = Births()
         wave.shared.written = np.zeros(wave.shared.data.size, np.uint8)
         self._shared = Shadow(wave.shared, self._granule)
         warps = wave.size // WARP
@@ -76,12 +81,14 @@ class Checks:
         self._clock[warps] += 1
 
     def fence(self, x: Active) -> None:
-        """__threadfence: what this block wrote so far may be seen by others."""
+        """__threadfence: what these warps wrote so far may be seen by others."""
         self._sequence += 1
-        self._fences[self._blocks(x)] = self._sequence
+        self._fences[self._places(x)] = self._sequence
 
-    def _blocks(self, x: Active) -> NDArray[np.int64]:
-        return np.unique(self.wave.block_linear[x.lane_ids()]).astype(np.int64)
+    def _places(self, x: Active) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Block of the grid and warp of the block, for each warp of a group."""
+        warps = x.warp_ids
+        return self.wave.block_linear[warps * WARP].astype(np.int64), warps % self.wave.warps_per_block
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class Checks:
         """A load, an atomic or the source of a copy; stores come through `store`."""
         self._sequence += 1
         if access.sync:
-            self._syncs[self._blocks(x)] = self._sequence
+            self._syncs[self._places(x)] = self._sequence
         if access.kind in ("store", "copy-write"):
             return
         for chunk in chunks:
@@ -168,11 +175,11 @@ class Checks:
         absent = ~taking_part[sources]
         if absent.any():
             lane = int(x.lane_ids()[absent][0])
-            self._report(x, FaultKind.DIVERGENT_COLLECTIVE, "reads from a lane that takes no part", lane)
+            self._report(x.pc, FaultKind.DIVERGENT_COLLECTIVE, "reads from a lane that takes no part", lane)
 
-    def nan_born(self, x: Active, lanes: Lanes) -> None:
-        """An instruction made a NaN out of numbers."""
-        self._report(x, FaultKind.NAN_BORN, "makes a NaN out of numbers", int(lanes[0]))
+    def nan_born(self, pc: int, lanes: Lanes) -> None:
+        """An instruction made a NaN out of numbers, and it matters."""
+        self._report(pc, FaultKind.NAN_BORN, "makes a NaN out of numbers", int(lanes[0]))
 
     # -- details -------------------------------------------------------------------------------------------------
 
@@ -206,23 +213,18 @@ class Checks:
             suspect &= only
         if not suspect.any():
             return
-        at = np.flatnonzero(suspect)
-        lanes, other, before = lanes[at], other[at].astype(np.int64), before[at]
+        # Most suspects are ordered by a barrier: find the few that are not before looking at fences.
         wave = self.wave
         per_block = wave.size // wave.blocks
+        at = np.flatnonzero(suspect)
+        lanes, other, before = lanes[at], other[at], before[at]
+        known = self._known[lanes >> 5, (other % per_block) >> 5] >= before[:, CLOCK]
         if shadow is not self._shared:
-            mine = wave.block_linear[lanes].astype(np.int64)
-            theirs = other // per_block
-            local = theirs == mine
-            fence = self._fences[theirs]
-            published = (fence > before[:, SEQUENCE]) & (self._syncs[mine] > fence)
-            racing = ~local & ~published
-            other_warp = (other % per_block) >> 5
-        else:
-            local = np.ones(at.size, np.bool_)
-            racing = np.zeros(at.size, np.bool_)
-            other_warp = (other % per_block) >> 5
-        racing |= local & (self._known[lanes >> 5, other_warp] < before[:, CLOCK])
+            known &= other // per_block == wave.block_linear[lanes].astype(np.int64)
+        if known.all():
+            return
+        at, lanes, other, before = at[~known], lanes[~known], other[~known].astype(np.int64), before[~known]
+        racing = ~self._published(shadow, lanes, other, before)
         if not racing.any():
             return
         first = int(np.flatnonzero(racing)[0])
@@ -231,7 +233,26 @@ class Checks:
         thread = int(other[first])
         who = self._name(thread if shadow is not self._shared else int(self._thread_ids[thread]))
         message = f"{verb} {who} {did} at line {line or '?'} in {shadow.storage.name}, with no barrier in between"
-        self._report(x, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first])))
+        self._report(
+            x.pc, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first]))
+        )
+
+    def _published(self, shadow: Shadow, lanes: Lanes, other: NDArray[np.int64], before: Records) -> NDArray[np.bool_]:
+        """Whether a fence after the earlier access and a synchronising access after that order the two.
+
+        Between blocks any warp of theirs may have fenced, and any of mine synchronised; within a block, where barriers
+        are the rule, it must be the two warps themselves.
+        """
+        wave = self.wave
+        per_block = wave.size // wave.blocks
+        mine = wave.block_linear[lanes].astype(np.int64)
+        theirs = mine if shadow is self._shared else other // per_block
+        local = theirs == mine
+        my_warp, other_warp = (lanes >> 5) % wave.warps_per_block, (other % per_block) >> 5
+        fence = np.where(local, self._fences[theirs, other_warp], self._fences[theirs].max(axis=1))
+        sync = np.where(local, self._syncs[mine, my_warp], self._syncs[mine].max(axis=1))
+        ordered: NDArray[np.bool_] = (fence > before[:, SEQUENCE]) & (sync > fence)
+        return ordered
 
     def _name(self, thread_id: int) -> str:
         per_block = self.wave.size // self.wave.blocks
@@ -249,7 +270,7 @@ class Checks:
         if pending.any():
             index = int(np.flatnonzero(pending)[0])
             self._report(
-                x,
+                x.pc,
                 FaultKind.ASYNC_UNWAITED,
                 "touches shared memory that an asynchronous copy has not yet filled: no wait covers it",
                 int(lanes[index]),
@@ -282,7 +303,7 @@ class Checks:
             if self._shared.pending[self._shared.granules(chunk.offsets[index : index + 1], nbytes)[0]].any():
                 return  # reported as an unwaited copy, which says more
         self._report(
-            x,
+            x.pc,
             FaultKind.UNINITIALISED,
             f"reads {nbytes} bytes of {chunk.storage.name} that nothing wrote",
             lane,
@@ -307,7 +328,7 @@ class Checks:
             message = (
                 f"stores to a place of {shadow.storage.name} to which another thread stores a different value at once"
             )
-            self._report(x, FaultKind.RACE, message, lane)
+            self._report(x.pc, FaultKind.RACE, message, lane)
 
     def _mark(self, chunk: Chunk, nbytes: int) -> None:
         if chunk.storage.written is not None:
@@ -319,9 +340,9 @@ class Checks:
         view = storage.view(marks, width, nbytes // width)
         view[offsets // nbytes] = np.iinfo(view.dtype).max
 
-    def _report(self, x: Active, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
-        key = (kind, x.pc)
+    def _report(self, pc: int, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
+        key = (kind, pc)
         if key in self._seen or len(self.faults) >= MAX_FAULTS:
             return
         self._seen.add(key)
-        self.faults.append(self.wave.make_fault(x.pc, kind, message, lane, address))
+        self.faults.append(self.wave.make_fault(pc, kind, message, lane, address))

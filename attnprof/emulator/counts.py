@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 _REMEMBERED = 4096
 
 
-class Tally:
-    """One counter a program position."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, size: int) -> None:
-        self.values = [0] * size
-
-    def add(self, pc: int, amount: int) -> None:
-        """Count."""
-        self.values[pc] += amount
-
-
 class TensorTally:
     """Traffic of one tensor: what lanes asked for, and the sectors that it took."""
 
@@ -49,23 +36,22 @@ class Counts:
         size = len(program.steps)
         self.allocations = tuple(allocations)
         for allocation in self.allocations:
-            allocation.reads = np.zeros(allocation.data.size, np.uint8)
-            allocation.writes = np.zeros(allocation.data.size, np.uint8)
+            allocation.watch_touches()
         self.tensors = {id(allocation): TensorTally() for allocation in self.allocations}
         self.warps = [0] * size
         self.lanes = [0] * size
-        self.global_requests = Tally(size)
-        self.global_sectors = Tally(size)
-        self.global_bytes = Tally(size)
-        self.global_useful_bytes = Tally(size)
-        self.local_requests = Tally(size)
-        self.shared_requests = Tally(size)
-        self.shared_wavefronts = Tally(size)
-        self.shared_ideal = Tally(size)
-        self.flops = Tally(size)
-        self.barriers = Tally(size)
-        self.divergent = Tally(size)
-        self._patterns: dict[tuple[int, bool, bytes], tuple[int, int]] = {}
+        self.global_requests = [0] * size
+        self.global_sectors = [0] * size
+        self.global_bytes = [0] * size
+        self.global_useful_bytes = [0] * size
+        self.local_requests = [0] * size
+        self.shared_requests = [0] * size
+        self.shared_wavefronts = [0] * size
+        self.shared_ideal = [0] * size
+        self.flops = [0] * size
+        self.barriers = [0] * size
+        self.divergent = [0] * size
+        self._patterns: dict[tuple[int, bool, bool, bytes], tuple[int, int]] = {}
 
     def executed(self, pc: int, x: Active) -> None:
         """An instruction is issued for a group."""
@@ -78,11 +64,11 @@ class Counts:
 
     def matrix(self, x: Active, flops: int) -> None:
         """A tensor-core product."""
-        self.flops.add(x.pc, flops)
+        self.flops[x.pc] += flops
 
     def barrier(self, x: Active, blocks: int) -> None:
         """Blocks that passed a barrier."""
-        self.barriers.add(x.pc, blocks)
+        self.barriers[x.pc] += blocks
 
     def divergence(self, x: Active, taken: NDArray[np.bool_]) -> None:
         """Warps whose lanes part ways at a branch."""
@@ -90,7 +76,7 @@ class Counts:
         minlength = x.wave.size // WARP
         here = np.bincount(warps, minlength=minlength)
         went = np.bincount(warps[taken], minlength=minlength)
-        self.divergent.add(x.pc, int(np.count_nonzero((went > 0) & (went < here))))
+        self.divergent[x.pc] += int(np.count_nonzero((went > 0) & (went < here)))
 
     def access(self, x: Active, access: Access, chunks: list[Chunk]) -> None:
         """A load, store, atomic or copy."""
@@ -99,7 +85,7 @@ class Counts:
             if storage.space == "shared" and isinstance(storage, RowSpace):
                 self._shared(x, access, chunk, storage)
             elif storage.space == "local":
-                self.local_requests.add(x.pc, np.unique(chunk.lanes >> 5).size)
+                self.local_requests[x.pc] += np.unique(chunk.lanes >> 5).size
             elif storage.space == "global":
                 self._global(x, access, chunk)
 
@@ -107,10 +93,10 @@ class Counts:
         nbytes = access.nbytes
         requests, sectors, distinct = coalesce(chunk.lanes, chunk.offsets, nbytes)
         asked = int(chunk.offsets.size) * nbytes
-        self.global_requests.add(x.pc, requests)
-        self.global_sectors.add(x.pc, sectors)
-        self.global_bytes.add(x.pc, asked)
-        self.global_useful_bytes.add(x.pc, distinct)
+        self.global_requests[x.pc] += requests
+        self.global_sectors[x.pc] += sectors
+        self.global_bytes[x.pc] += asked
+        self.global_useful_bytes[x.pc] += distinct
         storage = chunk.storage
         tally = self.tensors.get(id(storage))
         reads = access.kind in ("load", "copy-read", "atomic")
@@ -149,12 +135,13 @@ class Counts:
         least = np.where(addresses >= 0, addresses, np.int64(1) << 60).min(axis=1) & ~np.int64(127)
         addresses = np.where(addresses >= 0, addresses - least[:, None], -1).astype(np.int32)
         serialise = access.kind == "atomic"
-        key = (access.nbytes, serialise, addresses.tobytes())
+        load = access.kind == "load" and not access.matrix
+        key = (access.nbytes, load, serialise, addresses.tobytes())
         found = self._patterns.get(key)
         if found is None:
             if len(self._patterns) >= _REMEMBERED:
                 self._patterns.clear()
-            found = self._patterns[key] = wavefronts(addresses, access.nbytes, serialise=serialise)
-        self.shared_requests.add(x.pc, addresses.shape[0])
-        self.shared_wavefronts.add(x.pc, found[0])
-        self.shared_ideal.add(x.pc, found[1])
+            found = self._patterns[key] = wavefronts(addresses, access.nbytes, load=load, serialise=serialise)
+        self.shared_requests[x.pc] += addresses.shape[0]
+        self.shared_wavefronts[x.pc] += found[0]
+        self.shared_ideal[x.pc] += found[1]

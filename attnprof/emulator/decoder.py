@@ -119,7 +119,7 @@ class Decoder:
         if isinstance(operand, Special):
             return self._special(i, operand.name, kind, wide)
         if isinstance(operand, (Symbol, Address)):
-            return self._symbol(i, operand, kind, wide)
+            return self._symbol(i, operand, kind)
         raise self.malformed(i, "an operand of the wrong form")
 
     def _register(self, i: Instruction, register: Register, kind: PtxType, wide: bool) -> Source:
@@ -195,14 +195,13 @@ class Decoder:
 
         return read
 
-    def _symbol(self, i: Instruction, operand: Symbol | Address, kind: PtxType, wide: bool) -> Source:
+    def _symbol(self, i: Instruction, operand: Symbol | Address, kind: PtxType) -> Source:
         if isinstance(operand, Address):
             if not isinstance(operand.base, Symbol):
                 raise self.malformed(i, "an address where a value is expected")
             name, offset = operand.base.name, operand.offset
         else:
             name, offset = operand.name, 0
-        del wide
         where = self.layout.symbol(name)
         if where is None:
             raise self.malformed(i, f"{name} is not defined")

@@ -23,7 +23,7 @@ from attnprof.emulator.limits import check_launch
 from attnprof.emulator.link import Program, link
 from attnprof.emulator.memory import FIRST_TENSOR_SLOT, POISON, Allocation, GlobalSpace, slot_base
 from attnprof.emulator.parser import parse
-from attnprof.emulator.program import Module
+from attnprof.emulator.program import Module, function_address
 from attnprof.emulator.trace import KernelTrace, Trace, kernel_trace
 from attnprof.emulator.wave import Geometry
 from attnprof.kernels.executor import Compiled
@@ -214,8 +214,13 @@ def _module_variables(program: Program) -> dict[int, Allocation]:
         initial = bytearray(variable.initial or bytes(variable.size))
         for offset, symbol in variable.addresses:
             if symbol in layout.global_slots:
-                base = slot_base(layout.global_slots[symbol]) + int.from_bytes(initial[offset : offset + 8], "little")
-                initial[offset : offset + 8] = base.to_bytes(8, "little")
+                base = slot_base(layout.global_slots[symbol])
+            elif symbol in layout.module.functions:
+                base = function_address(layout.module, symbol)
+            else:
+                raise PtxError(f"{name} holds the address of {symbol}, which is not defined")
+            base += int.from_bytes(initial[offset : offset + 8], "little")
+            initial[offset : offset + 8] = base.to_bytes(8, "little")
         allocation.data[: variable.size] = memoryview(bytes(initial))[: variable.size]
         allocation.initialised = True
         slots[slot] = allocation
@@ -286,6 +291,7 @@ class EmulatedRun:
         executor = self._executor
         kernels: list[KernelTrace] = []
         faults: list[Fault] = []
+        printed: list[str] = []
         allocations = list(self._tensors.values())
         stopped = False
         if executor.mode.checks:
@@ -293,7 +299,7 @@ class EmulatedRun:
                 allocation.watch_writes()
         for loaded in self._launches:
             counts = Counts(loaded.program, allocations) if executor.mode.counts else None
-            checks = Checks(loaded.program, loaded.geometry, allocations) if executor.mode.checks else None
+            checks = Checks(loaded.program, loaded.geometry, loaded.memory.writable) if executor.mode.checks else None
             try:
                 execute(
                     loaded.program,
@@ -303,6 +309,7 @@ class EmulatedRun:
                     budget=executor.budget,
                     counts=counts,
                     checks=checks,
+                    printed=printed,
                 )
             except EmulatedFault as error:
                 faults.append(error.fault)
@@ -313,7 +320,7 @@ class EmulatedRun:
                 kernels.append(kernel_trace(loaded.launch.stage, loaded.program, loaded.geometry, counts))
             if stopped:
                 break
-        self.trace = Trace(tuple(kernels), tuple(faults))
+        self.trace = Trace(tuple(kernels), tuple(faults), "".join(printed))
         if faults and executor.on_fault == "raise":
             raise EmulatedFault(faults[0])
 

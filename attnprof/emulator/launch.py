@@ -69,6 +69,7 @@ def execute(
     budget: int,
     counts: Counts | None = None,
     checks: Checks | None = None,
+    printed: list[str] | None = None,
 ) -> int:
     """Run every block of the grid, wave after wave. Returns the steps taken.
 
@@ -90,6 +91,7 @@ def execute(
             param_bytes,
             counts,
             checks,
+            printed,
         )
         Scheduler(wave, budget).run()
         steps += wave.steps

@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from attnprof.emulator.decoder import Decoder, Step, Watch
+from attnprof.emulator.decoder import Decoder, Watch
 from attnprof.emulator.errors import PtxError
 from attnprof.emulator.memory import PARAM_SLOT, padded, slot_base
 from attnprof.emulator.ops import decode
 from attnprof.emulator.ops.registry import Flow
-from attnprof.emulator.program import Address, Function, Group, Instruction, Module, Symbol, Variable, Vector
+from attnprof.emulator.program import (
+    Address,
+    Function,
+    Group,
+    Instruction,
+    Module,
+    Symbol,
+    Variable,
+    Vector,
+    function_address,
+)
 
 MAX_PARAM_BYTES = 32764  # PTX ISA 8.1: kernel parameters
 
@@ -49,6 +59,8 @@ class Layout:
             return "shared", self.shared[name]
         if name in self.global_slots:
             return self.module.variables[name].space, slot_base(self.global_slots[name])
+        if name in self.module.functions:
+            return "function", function_address(self.module, name)
         if self.function is self.entry and name in self.entry.param_offsets and name:
             return "param", slot_base(PARAM_SLOT) + self.entry.param_offsets[name]
         return None
@@ -128,16 +140,16 @@ def _decode_function(program: Program, layout: Layout, function: Function, watch
 
 
 def _reachable(module: Module, entry: Function) -> list[Function]:
+    """The kernel, what it calls, and every function whose address it or a variable holds."""
     found = [entry]
+    names = {name for variable in module.variables.values() for _, name in variable.addresses}
     for function in found:
-        for i in function.instructions:
-            if i.op != "call":
-                continue
-            for operand in i.operands:
-                if isinstance(operand, Symbol):
-                    callee = module.functions.get(operand.name)
-                    if callee is not None and callee.defined and callee not in found:
-                        found.append(callee)
+        names |= _symbols(function)
+        for name in sorted(names):
+            callee = module.functions.get(name)
+            if callee is not None and callee.defined and callee not in found:
+                found.append(callee)
+        names = set()
     return found
 
 
@@ -188,6 +200,3 @@ def _local_layout(function: Function) -> tuple[dict[str, int], int]:
             offsets[variable.name] = at
             at += variable.size
     return offsets, padded(at)
-
-
-__all__ = ["Code", "Layout", "Program", "Step", "link"]

@@ -101,11 +101,10 @@ class _ModuleParser:
             elif token.text in (".v2", ".v4"):
                 vector = int(token.text[2])
         kind = type_named(stream.expect_kind("dir").text[1:])
-        align_after = 0
+        # What a pointer parameter promises about its target: no part of its own size.
         while stream.peek().text in (".ptr", ".align", *_PTR_SPACES):
             if stream.next().text == ".align":
-                align_after = stream.integer()
-        del align_after  # the alignment of what a pointer parameter points at: a promise, not a size
+                stream.integer()
         name = stream.expect_kind("id").text
         count = vector
         unsized = False

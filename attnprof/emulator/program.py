@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from attnprof.emulator.memory import FUNCTION_WINDOW
 from attnprof.emulator.types import PtxType
 
 
@@ -167,3 +168,8 @@ class Module:
     functions: dict[str, Function]
     variables: dict[str, Variable]
     files: dict[int, str]
+
+
+def function_address(module: Module, name: str) -> int:
+    """What a pointer to a function holds."""
+    return FUNCTION_WINDOW + 16 * list(module.functions).index(name)

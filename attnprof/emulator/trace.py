@@ -22,7 +22,7 @@ class Counters:
     """What was counted, for a kernel, a line or an instruction kind.
 
     Attributes:
-        warp_instructions: instructions issued, one a warp.
+        warp_instructions: PTX instructions issued, one a warp (machine instructions are others, often fewer).
         thread_instructions: lanes that executed them, guards applied.
         global_requests: warp-wide requests to global memory, atomics and asynchronous copies included.
         global_sectors: 32-byte sectors that they touched.
@@ -134,10 +134,14 @@ class KernelTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one launch of a plan did: ``kernels`` if the run counts, ``faults`` if something is wrong."""
+    """What one launch of a plan did: ``kernels`` if the run counts, ``faults`` if something is wrong.
+
+    ``printed`` is what the kernels wrote with printf, the first 1000 calls.
+    """
 
     kernels: tuple[KernelTrace, ...]
     faults: tuple[Fault, ...]
+    printed: str = ""
 
     @property
     def counters(self) -> Counters:
@@ -150,6 +154,7 @@ class Trace:
             "totals": self.counters.as_json(),
             "kernels": [kernel.as_json() for kernel in self.kernels],
             "faults": [fault.as_json() for fault in self.faults],
+            "printed": self.printed or None,
         }
 
 
@@ -164,18 +169,18 @@ def kernel_trace(stage: str, program: Program, geometry: Geometry, counts: Count
         counters = Counters(
             warp_instructions=counts.warps[pc],
             thread_instructions=counts.lanes[pc],
-            global_requests=counts.global_requests.values[pc],
-            global_sectors=counts.global_sectors.values[pc],
-            global_bytes=counts.global_bytes.values[pc],
-            global_useful_bytes=counts.global_useful_bytes.values[pc],
-            shared_requests=counts.shared_requests.values[pc],
-            shared_wavefronts=counts.shared_wavefronts.values[pc],
-            shared_ideal_wavefronts=counts.shared_ideal.values[pc],
-            local_requests=counts.local_requests.values[pc],
-            matrix_flops=counts.flops.values[pc],
+            global_requests=counts.global_requests[pc],
+            global_sectors=counts.global_sectors[pc],
+            global_bytes=counts.global_bytes[pc],
+            global_useful_bytes=counts.global_useful_bytes[pc],
+            shared_requests=counts.shared_requests[pc],
+            shared_wavefronts=counts.shared_wavefronts[pc],
+            shared_ideal_wavefronts=counts.shared_ideal[pc],
+            local_requests=counts.local_requests[pc],
+            matrix_flops=counts.flops[pc],
             exponentials=counts.lanes[pc] * (2 if i.mods[-1:] in (("f16x2",), ("bf16x2",)) else 1) * (i.op == "ex2"),
-            barriers=counts.barriers.values[pc],
-            divergent_branches=counts.divergent.values[pc],
+            barriers=counts.barriers[pc],
+            divergent_branches=counts.divergent[pc],
         )
         everything.append(counters)
         by_line.setdefault((i.position.file, i.position.line), []).append(counters)

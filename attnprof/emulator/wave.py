@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,7 @@ class Wave:
         param_bytes: bytes,
         counts: Counts | None = None,
         checks: Checks | None = None,
+        printed: list[str] | None = None,
     ) -> None:
         self.program = program
         self.blocks = blocks
@@ -99,6 +100,7 @@ class Wave:
         self.local = RowSpace("local memory", "local", entry.local_bytes, self.size)
         self.barriers = Barriers(self)
         self.pending: list[PendingCopy] = []
+        self.printed: list[str] = [] if printed is None else printed
         self.copy_group: Lanes = np.zeros(self.size, np.int64)
         self.first = Active(
             self,
@@ -264,31 +266,6 @@ class Wave:
             other = self.program.instructions[other_pc].position
             message = f"lanes of the same warp wait at another barrier (line {other.line or '?'})"
         return EmulatedFault(self.make_fault(pc, FaultKind.DIVERGENT_BARRIER, message, lane))
-
-    def nan_born(self, x: Active, result: Any, inputs: Sequence[Any]) -> None:
-        """Report the first lanes whose result is NaN though no input was."""
-        bad = np.isnan(result)
-        if not bad.any() or self.checks is None:
-            return
-        for value in inputs:
-            bad = bad & ~np.isnan(value)
-        if bad.ndim > 1:
-            bad = bad.any(axis=-1)
-        if not bad.any():
-            return
-        if x.sel is None:
-            lanes = x.lane_ids()
-            bad = np.broadcast_to(bad, (self.size,))[lanes] if bad.size in (1, self.size) else bad
-        else:
-            lanes = x.sel
-        found = lanes[np.broadcast_to(bad, lanes.shape)]
-        if found.size:
-            self.checks.nan_born(x, found)
-
-    def nan_born_in_warps(self, x: Active, warps: NDArray[np.bool_]) -> None:
-        """As `nan_born`, for a matrix product: one flag a warp of the group."""
-        if self.checks is not None and warps.any():
-            self.checks.nan_born(x, x.lane_ids()[np.repeat(warps, WARP)])
 
 
 def _index(axes: Coordinates, lane: int) -> tuple[int, int, int]:

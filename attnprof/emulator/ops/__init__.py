@@ -24,7 +24,9 @@ from attnprof.emulator.ops import (  # noqa: F401  each import registers its fam
     packed,
     shuffle,
     transcendental,
+    wmma,
 )
+from attnprof.emulator.ops.nans import watch_nans
 from attnprof.emulator.ops.registry import OPS, CollectiveStep, Flow, Step
 from attnprof.emulator.program import Instruction
 from attnprof.emulator.types import TYPES
@@ -43,6 +45,8 @@ def decode(d: Decoder, i: Instruction, function_start: int, pc: int) -> tuple[St
         raise d.unsupported(i)
     decoder, flow = found
     step = decoder(d, i)
+    if d.watch.nans and flow is not Flow.CONTROL:
+        step = watch_nans(i, step)
     if isinstance(step, CollectiveStep):
         flow = Flow.COLLECTIVE
         return (step if i.guard is None else CollectiveStep(_guarded(d, i, step), step.members)), flow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,16 +63,16 @@ _UNORDERED: dict[str, Any] = {
 }
 
 
-def comparison(d: Decoder, i: Instruction, kind: PtxType) -> Callable[[Any, Any], Any]:
+def comparison(d: Decoder, i: Instruction, kind: PtxType) -> Any:
     """The comparison that the instruction names, for values of a type."""
     for mod in i.mods:
         is_float = kind.kind == "f" or kind.name in ("bf16", "bf16x2", "f16x2")
         if is_float and mod in _UNORDERED:
-            return _UNORDERED[mod]  # type: ignore[no-any-return]
+            return _UNORDERED[mod]
         if is_float and mod == "ne":  # ordered: false for a NaN, which NumPy's != is not
             return lambda a, b: (a != b) & ~(np.isnan(a) | np.isnan(b))
         if mod in _COMPARE:
-            return _COMPARE[mod]  # type: ignore[no-any-return]
+            return _COMPARE[mod]
     raise d.malformed(i, "no comparison")
 
 

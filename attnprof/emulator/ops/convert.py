@@ -54,6 +54,7 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     if to.kind == "b" and to.name != "bf16":
         raise d.malformed(i, f"no conversion to .{to.name}")
     put = d.alu_put(i, operands[0], TYPES["b16"] if to.name == "bf16" else to)
+    function: Any
     if to_float and from_float:
         function = _float_to_float(i, to, mode)
     elif from_float:
@@ -63,15 +64,16 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     elif "sat" in i.mods:
         limits = np.iinfo(to.dtype)
 
-        def clamp(v: Any) -> Any:
+        def function(v: Any) -> Any:
             low = v.dtype.type(max(limits.min, np.iinfo(v.dtype).min))
             high = v.dtype.type(min(limits.max, np.iinfo(v.dtype).max))
             return np.clip(v, low, high).astype(to.dtype)
-
-        function = clamp
     else:
-        # astype copies even when the type stays: two registers must not share an array.
-        function = lambda v: v.astype(to.dtype)  # noqa: E731
+
+        def function(v: Any) -> Any:
+            # astype copies even when the type stays: two registers must not share an array.
+            return v.astype(to.dtype)
+
     return lambda x: put(x, function(value(x)))
 
 

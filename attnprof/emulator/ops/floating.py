@@ -67,6 +67,37 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
     return np.where(np.isfinite(result) & np.isfinite(error), result, product + c)
 
 
+def _directed64(op_name: str, mode: str) -> Any:
+    """fp64 arithmetic rounded in a direction: the nearest result, moved one step where its error has the wrong sign."""
+
+    def run(a: Any, b: Any, c: Any = 0.0) -> Any:
+        if op_name in ("add", "sub"):
+            b = -b if op_name == "sub" else b
+            nearest = a + b
+            part = nearest - a
+            error = (a - (nearest - part)) + (b - part)
+        elif op_name == "mul":
+            nearest, error = _two_product(a, b)
+        elif op_name == "div":
+            nearest = a / b
+            product, rest = _two_product(nearest, b)
+            error = ((a - product) - rest) / b
+        else:
+            nearest = fma64(a, b, c)
+            product, rest = _two_product(a, b)
+            total = product + c
+            part = total - product
+            error = (total - nearest) + ((product - (total - part)) + (c - part)) + rest
+        error = np.where(np.isfinite(nearest), error, 0.0)
+        if mode == "rm":
+            return np.where(error < 0, np.nextafter(nearest, -np.inf), nearest)
+        if mode == "rp":
+            return np.where(error > 0, np.nextafter(nearest, np.inf), nearest)
+        return np.where(error * np.sign(nearest) < 0, np.nextafter(nearest, 0.0), nearest)
+
+    return run
+
+
 _MODES = ("rn", "rz", "rm", "rp")
 
 
@@ -104,8 +135,7 @@ def decode_float(d: Decoder, i: Instruction) -> Step:
     put = d.alu_put(i, operands[0], kind)
     sources = [d.alu(i, v, kind) for v in operands[1:]]
     ftz, sat = "ftz" in i.mods and single, "sat" in i.mods
-    nans = d.watch.nans and i.op not in ("min", "max", "abs", "neg")
-    if not ftz and not sat and not nans:
+    if not ftz and not sat:
         if count == 3:
             a, b = sources
             return lambda x: put(x, function(a(x), b(x)))
@@ -117,8 +147,6 @@ def decode_float(d: Decoder, i: Instruction) -> Step:
     def run(x: Active) -> None:
         values = [flush(s(x)) for s in sources] if ftz else [s(x) for s in sources]
         result = function(*values)
-        if nans:
-            x.wave.nan_born(x, result, values)
         if ftz:
             result = flush(result)
         if sat:
@@ -138,7 +166,7 @@ def _function(d: Decoder, i: Instruction, mode: str, single: bool) -> Any:
     if op_name in ("add", "sub", "mul", "div", "fma", "mad"):
         d.allow(i, *_MODES, "ftz", "sat", "approx", "full")
         if not single and mode != "rn":
-            raise d.unsupported(i, "directed rounding of f64")
+            return _directed64(op_name, mode)
         base: Any = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}.get(op_name)
         if base is None:
             if not single:

@@ -10,7 +10,7 @@ from attnprof.emulator.decoder import Decoder
 from attnprof.emulator.lanes import Active, AnyArray
 from attnprof.emulator.ops.integer import binary, unary
 from attnprof.emulator.ops.registry import Step, op
-from attnprof.emulator.program import Instruction, Vector
+from attnprof.emulator.program import Immediate, Instruction, Register, Vector
 from attnprof.emulator.types import TYPES
 
 _BITWISE: dict[str, Any] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
@@ -22,6 +22,11 @@ def _mov(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
     kind = d.types(i)[-1]
     dest, source = d.args(i, 2)
+    for operand in (dest, source):
+        items = operand.items if isinstance(operand, Vector) else ()
+        for item in items:
+            if isinstance(item, Register) and item.type.bits * len(items) != kind.bits:
+                raise d.malformed(i, f"{len(items)} registers of {item.type.bits} bits are not {kind.bits} bits")
     if isinstance(source, Vector):
         part = TYPES[f"b{kind.bits // len(source.items)}"]
         parts = [d.alu(i, item, part) for item in source.items]
@@ -117,7 +122,9 @@ def _lop3(d: Decoder, i: Instruction) -> Step:
     """Any function of three bits: bit (4a + 2b + c) of the table is the result."""
     d.allow(i)
     dest, a, b, c, table = d.args(i, 5)
-    value = int(d.alu(i, table, TYPES["u32"])(None)[0]) & 0xFF  # type: ignore[arg-type]
+    if not isinstance(table, Immediate):
+        raise d.malformed(i, "its table must be a constant")
+    value = int(table.value) & 0xFF
     b32 = TYPES["b32"]
     put = d.alu_put(i, dest, b32)
     sources = [d.alu(i, v, b32) for v in (a, b, c)]

@@ -32,7 +32,8 @@ _SHAPES = {
 }  # fmt: skip
 
 
-def _require_warps(x: Active) -> None:
+def require_warps(x: Active) -> None:
+    """A fault unless all lanes of every warp are here."""
     if not x.full_warps:
         raise x.wave.partial_collective(x)
 
@@ -73,8 +74,8 @@ def _mma(d: Decoder, i: Instruction) -> Step:
         raise d.unsupported(i)
     dest, a, b, c = d.args(i, 4)
     elements = 32 // left.bits
-    a_regs = [_fragment(d, i, v) for v in d.items(a)]
-    b_regs = [_fragment(d, i, v) for v in d.items(b)]
+    a_regs = [fragment_source(d, i, v) for v in d.items(a)]
+    b_regs = [fragment_source(d, i, v) for v in d.items(b)]
     c_items, d_items = d.items(c), d.items(dest)
     expected = (2 * k // (4 * elements), k // (4 * elements), 2 if acc.bits == 16 else 4, 2 if out.bits == 16 else 4)
     if (len(a_regs), len(b_regs), len(c_items), len(d_items)) != expected:
@@ -82,11 +83,10 @@ def _mma(d: Decoder, i: Instruction) -> Step:
     accumulate = _accumulator(d, i, c_items, acc)
     store = _result(d, i, d_items, out)
     flops = 2 * m * n * k
-    nans = d.watch.nans and not integer
     saturate = "satfinite" in i.mods
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         warps = x.n // WARP
         a_matrix = np.empty((warps, 16, k), np.float32)
         width = 4 * elements
@@ -105,12 +105,7 @@ def _mma(d: Decoder, i: Instruction) -> Step:
                 total = np.clip(total, -(1 << 31), (1 << 31) - 1)
             store(x, total.astype(np.int32))
         else:
-            if nans:
-                before = np.isnan(a_matrix).any(axis=(1, 2)) | np.isnan(b_matrix).any(axis=(1, 2))
-                before |= np.isnan(base).any(axis=(1, 2))
             product += base
-            if nans:
-                x.wave.nan_born_in_warps(x, np.isnan(product).any(axis=(1, 2)) & ~before)
             store(x, product)
         if x.wave.counts is not None:
             x.wave.counts.matrix(x, flops * warps)
@@ -118,7 +113,8 @@ def _mma(d: Decoder, i: Instruction) -> Step:
     return CollectiveStep(run)
 
 
-def _fragment(d: Decoder, i: Instruction, operand: Any) -> Source:
+def fragment_source(d: Decoder, i: Instruction, operand: Any) -> Source:
+    """A 32-bit register of a fragment, one word a lane."""
     source = d.lane(i, operand, B32)
 
     def read(x: Active) -> Any:
@@ -131,7 +127,7 @@ def _fragment(d: Decoder, i: Instruction, operand: Any) -> Source:
 def _accumulator(d: Decoder, i: Instruction, items: Any, kind: PtxType) -> Any:
     """The accumulator as (warps, 16, 8)."""
     if kind.bits == 16:
-        halves = [_fragment(d, i, v) for v in items]
+        halves = [fragment_source(d, i, v) for v in items]
 
         def read_half(x: Active) -> Any:
             matrix = np.empty((x.n // WARP, 16, 8), np.float32)
@@ -184,7 +180,7 @@ def _mma_f64(d: Decoder, i: Instruction) -> Step:
         raise d.malformed(i, "the fragments have the wrong number of registers")
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         a_matrix = np.broadcast_to(left(x), (x.n,)).reshape(-1, 8, 4)
         b_matrix = np.broadcast_to(right(x), (x.n,)).reshape(-1, 8, 4)
         product = np.matmul(a_matrix, b_matrix.transpose(0, 2, 1)).reshape(-1, 32, 2)
@@ -212,11 +208,11 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
     if len(puts) != count:
         raise d.malformed(i, f"{len(puts)} destinations for {count} matrices")
     address = address_of(d, i, source)
-    access = Access("load", 16)
+    access = Access("load", 16, matrix=True)
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         part = x if count == 4 else x.subset((x.lane_ids() & 31) < 8 * count)
         chunks = resolve(part, "shared", address(part), 16, "reads")
         if watched:
@@ -236,14 +232,14 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
     count, transposed = _matrices(d, i)
     dest, source = d.args(i, 2)
     address = address_of(d, i, dest)
-    registers = [_fragment(d, i, v) for v in d.items(source)]
+    registers = [fragment_source(d, i, v) for v in d.items(source)]
     if len(registers) != count:
         raise d.malformed(i, f"{len(registers)} sources for {count} matrices")
-    access = Access("store", 16)
+    access = Access("store", 16, matrix=True)
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         part = x if count == 4 else x.subset((x.lane_ids() & 31) < 8 * count)
         chunks = resolve(part, "shared", address(part), 16, "writes")
         rows = np.empty((x.n // WARP, count, 8, 4), np.uint32)
@@ -266,10 +262,10 @@ def _move_matrix(d: Decoder, i: Instruction) -> Step:
     """An 8 × 8 matrix of 16-bit elements transposed across a warp."""
     d.allow(i, "sync", "aligned", "m8n8", "trans")
     dest, source = d.args(i, 2)
-    put, value = d.lane_put(i, dest, B32), _fragment(d, i, source)
+    put, value = d.lane_put(i, dest, B32), fragment_source(d, i, source)
 
     def run(x: Active) -> None:
-        _require_warps(x)
+        require_warps(x)
         elements = value(x).view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
         put(x, np.ascontiguousarray(elements).reshape(-1).view(np.uint32))
 

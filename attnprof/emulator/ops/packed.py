@@ -85,15 +85,12 @@ def decode_packed(d: Decoder, i: Instruction) -> Step:
     put = d.alu_put(i, operands[0], _bits(kind))
     sources = [half_source(d, i, v, kind) for v in operands[1:]]
     ftz, sat, relu = "ftz" in i.mods and not kind.name.startswith("b"), "sat" in i.mods, "relu" in i.mods
-    nans = d.watch.nans and i.op in ("add", "sub", "mul", "fma")
 
     def run(x: Active) -> None:
         values = [s(x) for s in sources]
         if ftz:
             values = [_flush_half(v) for v in values]
         result = function(*values)
-        if nans:
-            x.wave.nan_born(x, result, values)
         if sat:
             result = floating.saturate_unit(result)
         if relu:  # a NaN stays one
@@ -110,12 +107,4 @@ def decode_unary(d: Decoder, i: Instruction, function: Any) -> Step:
     kind = d.types(i)[-1]
     dest, a = d.args(i, 2)
     put, value = d.alu_put(i, dest, _bits(kind)), half_source(d, i, a, kind)
-
-    def run(x: Active) -> None:
-        v = value(x)
-        result = function(v)
-        if d.watch.nans:
-            x.wave.nan_born(x, result, [v])
-        put(x, pack(result, kind))
-
-    return run
+    return lambda x: put(x, pack(function(value(x)), kind))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -224,6 +223,3 @@ def warp_barrier(d: Decoder, i: Instruction) -> Step:
             x.wave.checks.warp_barrier(x)
 
     return CollectiveStep(run, members)
-
-
-Warped = Callable[[Active], None]

@@ -42,7 +42,6 @@ def _special_function(d: Decoder, i: Instruction) -> Step:
     ftz = "ftz" in i.mods
     single = kind.name == "f32"
     mode = next((m for m in i.mods if m in ("rz", "rm", "rp")), "rn")
-    nans = d.watch.nans
     function = _SINGLE.get(i.op)
 
     def run(x: Active) -> None:
@@ -55,8 +54,6 @@ def _special_function(d: Decoder, i: Instruction) -> Step:
             result = function(v)
         else:
             result = to_f32(_WIDE[i.op](v.astype(np.float64)), mode)
-        if nans:
-            x.wave.nan_born(x, result, [v])
         put(x, flush(result) if ftz else result)
 
     return run

@@ -9,7 +9,7 @@ import pytest
 
 from attnprof.emulator import Mode
 from attnprof.kernels.plan import Scalar
-from attnprof.model.errors import CompileError, LaunchLimitError, UsageError
+from attnprof.model.errors import CompileError, KernelFault, LaunchLimitError, UsageError
 from tests.unit.emulator.emulator_harness import Bench
 
 RNG = np.random.default_rng(11)
@@ -392,3 +392,115 @@ def test_launch_limits(bench: Bench) -> None:
 def test_a_compile_error_names_the_line(bench: Bench) -> None:
     with pytest.raises(CompileError, match=r":2: "):
         bench.run('\nextern "C" __global__ void k(float* a) { a[0] = nothing; }', "k", {"a": np.zeros(4, "f4")})
+
+
+WMMA = """
+#include <mma.h>
+#include <cuda_fp16.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const half* a, const half* b, %s* c) {
+    __shared__ half tile[256];
+    for (int i = threadIdx.x; i < 256; i += 32) tile[i] = a[i];
+    __syncwarp();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> fb;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, %s> fc;
+    wmma::fill_fragment(fc, 1.0f);
+    wmma::load_matrix_sync(fa, tile, 16);
+    wmma::load_matrix_sync(fb, b, 24);
+    wmma::mma_sync(fc, fa, fb, fc);
+    for (int i = 0; i < fc.num_elements; ++i) fc.x[i] = fc.x[i] * (%s)2.0f;
+    wmma::store_matrix_sync(c, fc, 16, wmma::mem_row_major);
+}"""
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float", "f4"), ("half", "f2")])
+def test_wmma_fragments(bench: Bench, kind: str, dtype: str) -> None:
+    a = RNG.integers(-4, 5, (16, 16)).astype("f2")
+    b = RNG.integers(-4, 5, (16, 24)).astype("f2")  # 16 columns of 16, each followed by 8 more elements
+    outcome = bench.run(
+        WMMA % (kind, kind, kind),
+        "k",
+        {"a": a, "b": b, "c": np.zeros((16, 16), dtype)},
+        outputs=("c",),
+        mode=Mode.ALL,
+    )
+    expected = 2 * (a.astype("f8") @ b[:, :16].astype("f8").T + 1)
+    assert np.array_equal(outcome.outputs["c"].astype("f8"), expected)
+    assert outcome.trace.counters.matrix_flops == 2 * 16**3
+    assert outcome.trace.faults == ()
+
+
+def test_function_pointers_and_virtual_functions(bench: Bench) -> None:
+    source = """
+    struct Base { float k; virtual __device__ float f(float x) { return x * k; } };
+    struct Derived : Base { __device__ float f(float x) override { return x + k; } };
+    __device__ float twice(float x) { return x * 2; }
+    __device__ float thrice(float x) { return x * 3; }
+    extern "C" __global__ void k(const int* in, float* out) {
+        int which = in[threadIdx.x];
+        float (*function)(float) = which & 1 ? twice : thrice;
+        Base base; Derived derived;
+        base.k = 10; derived.k = 20;
+        Base* object = which & 2 ? &base : &derived;
+        out[threadIdx.x] = function(threadIdx.x) + object->f(5);
+    }"""
+    which = RNG.integers(0, 4, 64).astype("i4")
+    outcome = bench.run(
+        source, "k", {"in": which, "out": np.zeros(64, "f4")}, outputs=("out",), block=(64, 1, 1), mode=Mode.ALL
+    )
+    t = np.arange(64)
+    expected = np.where(which & 1, 2 * t, 3 * t) + np.where(which & 2, 50, 25)
+    assert np.array_equal(outcome.outputs["out"], expected)
+
+
+def test_printf_is_kept(bench: Bench) -> None:
+    source = r"""
+    extern "C" __global__ void k(const float* in) {
+        if (threadIdx.x % 16 == 1)
+            printf("%d|%5.2f|%s|%llu|%%|%c|%x\n", -(int)threadIdx.x, in[threadIdx.x], "text", 123456789012ull, 65, 255);
+    }"""
+    trace = bench.run(source, "k", {"in": np.arange(32).astype("f4")}).trace
+    assert trace.printed == "-1| 1.00|text|123456789012|%|A|ff\n-17|17.00|text|123456789012|%|A|ff\n"
+
+
+def test_a_failed_assertion_is_a_fault(bench: Bench) -> None:
+    source = 'extern "C" __global__ void k(const float* in) { assert(in[threadIdx.x] < 7); }'
+    with pytest.raises(KernelFault, match=r"assertion failed: in\[threadIdx\.x\] < 7 at .* thread \(7, 0, 0\)"):
+        bench.run(source, "k", {"in": np.arange(32).astype("f4")})
+
+
+LIBRARY = """
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#include <cub/block/block_scan.cuh>
+#include <cuda/pipeline>
+namespace cg = cooperative_groups;
+extern "C" __global__ void k(const float* in, float* out) {
+    __shared__ float staged[64];
+    auto pipe = cuda::make_pipeline();
+    pipe.producer_acquire();
+    cuda::memcpy_async(&staged[threadIdx.x], &in[threadIdx.x], cuda::aligned_size_t<4>(4), pipe);
+    pipe.producer_commit();
+    pipe.consumer_wait();
+    cg::this_thread_block().sync();
+    auto tile = cg::tiled_partition<16>(cg::tiled_partition<32>(cg::this_thread_block()));
+    float sum = cg::reduce(tile, staged[63 - threadIdx.x], cg::plus<float>());
+    pipe.consumer_release();
+    using Scan = cub::BlockScan<int, 64>;
+    __shared__ typename Scan::TempStorage storage;
+    int before;
+    Scan(storage).ExclusiveSum((int)threadIdx.x, before);
+    out[threadIdx.x] = sum + 1000 * before;
+}"""
+
+
+def test_cooperative_groups_cub_and_pipelines(bench: Bench) -> None:
+    a = np.arange(64).astype("f4")
+    outcome = bench.run(
+        LIBRARY, "k", {"in": a, "out": np.zeros(64, "f4")}, outputs=("out",), block=(64, 1, 1), mode=Mode.ALL
+    )
+    sums = np.repeat(a[::-1].reshape(4, 16).sum(axis=1), 16)
+    before = np.cumsum(np.arange(64)) - np.arange(64)
+    assert np.array_equal(outcome.outputs["out"], sums + 1000 * before)
+    assert outcome.trace.faults == ()

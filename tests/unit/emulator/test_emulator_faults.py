@@ -429,3 +429,91 @@ def test_the_last_block_pattern_is_no_race(bench: Bench) -> None:
     outcome = bench.run(source, "k", arrays, outputs=("parts", "out"), grid=(40, 1, 1), mode=Mode.CHECKS)
     assert outcome.outputs["out"][0] == 2 * sum(range(40))
     assert outcome.trace.faults == ()
+
+
+NANS = """
+#include <cuda_fp16.h>
+extern "C" __global__ void k(const float* in, float* out) {
+    float inf = in[threadIdx.x] + __int_as_float(0x7f800000), x = 0;
+    %s
+    out[threadIdx.x] = x;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "born"),
+    [
+        ("if (inf - inf > 1) x = 5;", False),
+        ("x = fmaxf(inf - inf, 3.0f);", False),
+        ("float d = inf - inf; x = threadIdx.x < 99 ? 1.0f : d;", False),
+        ("x = inf - inf;", True),
+        ("x = (inf - inf) * in[3];", True),
+        ("float d = inf - inf; for (int i = 0; i < in[2] + 3; ++i) { if (i == 2) x = d; }", True),
+        ("__half2 h = __floats2half2_rn(inf * 0.0f, 1.0f); x = __low2float(h);", True),
+        ("x = exp2f(__fsqrt_rn(in[0] - 1.0f));", True),
+        ("x = __int_as_float(0x7fc00000) + in[0];", False),
+        ("x = __logf(in[0] - 2.0f) + 1.0f;", True),
+    ],
+)
+def test_a_nan_is_a_fault_where_it_matters(bench: Bench, body: str, born: bool) -> None:
+    arrays = {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}
+    outcome = bench.run(NANS % body, "k", arrays, outputs=("out",), mode=Mode.CHECKS, on_fault="record", find_nans=True)
+    assert [fault.kind for fault in outcome.trace.faults] == [FaultKind.NAN_BORN] * born
+    assert all(fault.line == 5 for fault in outcome.trace.faults)
+    assert np.isnan(outcome.outputs["out"]).any() == (born or "7fc00000" in body)
+
+
+def test_a_nan_born_in_a_tensor_core(bench: Bench) -> None:
+    source = """
+    extern "C" __global__ void k(const float* in, float* out) {
+        float c[4] = {};
+        unsigned inf = 0x7c007c00, zero = in[0];
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+            "{%0,%1,%2,%3}, {%4,%5,%5,%5}, {%5,%5}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(inf), "r"(zero));
+        out[threadIdx.x] = c[0];
+    }"""
+    arrays = {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}
+    with pytest.raises(EmulatedFault, match=r"nan-born: makes a NaN out of numbers at .*:5 "):
+        bench.run(source, "k", arrays, outputs=("out",), mode=Mode.CHECKS, find_nans=True)
+
+
+FLAG = """
+extern "C" __global__ void k(const float* in, float* out) {
+    __shared__ float box[32];
+    __shared__ volatile int ready;
+    if (threadIdx.x == 0) ready = 0;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        box[threadIdx.x] = in[threadIdx.x] + 1;
+        %s
+        __syncwarp();
+        if (threadIdx.x == 0) ready = 1;
+    } else {
+        while (ready == 0) {}
+        out[threadIdx.x - 32] = box[threadIdx.x - 32];
+    }
+}"""
+
+
+@pytest.mark.parametrize(("fence", "kinds"), [("__threadfence_block();", []), ("", [FaultKind.RACE])])
+def test_a_flag_behind_a_fence_orders_two_warps(bench: Bench, fence: str, kinds: list[FaultKind]) -> None:
+    arrays = {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}
+    outcome = bench.run(
+        FLAG % fence, "k", arrays, outputs=("out",), block=(64, 1, 1), mode=Mode.CHECKS, on_fault="record"
+    )
+    assert [fault.kind for fault in outcome.trace.faults] == kinds
+    assert np.all(outcome.outputs["out"] == 1)
+
+
+def test_a_race_on_a_device_variable(bench: Bench) -> None:
+    source = """
+    __device__ int total;
+    extern "C" __global__ void k(const float* in, float* out) {
+        total += threadIdx.x;
+        out[threadIdx.x] = in[threadIdx.x];
+    }"""
+    with pytest.raises(EmulatedFault, match=r"data-race: .*'total'"):
+        bench.run(
+            source, "k", {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}, outputs=("out",), mode=Mode.CHECKS
+        )

@@ -378,3 +378,25 @@ def test_boolean_combination(bench: Bench) -> None:
     a, b = ints("i4", 1), ints("i4", 2)
     body = "setp.gt.s32 %p, %a, 0; setp.lt.and.s32 %q, %a, %b, !%p; selp.u32 %d, 1, 0, %q;"
     assert np.array_equal(apply_op(bench, body, a, b, output="u4"), ((a < b) & (a <= 0)).astype("u4"))
+
+
+@pytest.mark.parametrize("mode", ["rm", "rp", "rz"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "fma"])
+def test_directed_rounding_of_doubles(bench: Bench, op: str, mode: str) -> None:
+    rng = np.random.default_rng(9)
+    a, b, c = (rng.standard_normal(N) for _ in range(3))
+    operands = [a, b, c][: 3 if op == "fma" else 2]
+    result = apply_op(
+        bench, f"{op}.{mode}.f64 %d, {'%a, %b, %c' if op == 'fma' else '%a, %b'};", *operands, output="f8"
+    )
+    for x, y, z, got in zip(a.tolist(), b.tolist(), c.tolist(), result.tolist(), strict=True):
+        fx, fy = Fraction(x), Fraction(y)
+        exact = {"add": fx + fy, "sub": fx - fy, "mul": fx * fy, "div": fx / fy, "fma": fx * fy + Fraction(z)}[op]
+        below = Fraction(got) <= exact
+        assert abs(Fraction(got) - exact) < Fraction(float(np.spacing(abs(got))))
+        if mode == "rm":
+            assert below
+        elif mode == "rp":
+            assert Fraction(got) >= exact
+        else:
+            assert abs(Fraction(got)) <= abs(exact)
