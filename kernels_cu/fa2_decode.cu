@@ -196,11 +196,11 @@ __device__ __forceinline__ void leave(const State& state, float* parts_smem, flo
             sum += __shfl_xor_sync(ALL_LANES, sum, 1);
             sum += __shfl_xor_sync(ALL_LANES, sum, 2);
             const int row = team * BLOCK_ROWS + warp_row + m * 16 + r * 8 + lane / 4;
-            if (lane % 4 == 0) statistics_smem[row] = make_float2(state.shift[m][r], sum);
 #pragma unroll
             for (int d = 0; d < D_TILES; ++d)
                 *reinterpret_cast<float2*>(parts_smem + row * PART_PITCH + d * 8 + lane % 4 * 2) =
                     make_float2(state.o[m][d][2 * r], state.o[m][d][2 * r + 1]);
+            if (lane % 4 == 0) statistics_smem[row] = make_float2(state.shift[m][r], sum);
         }
 }
 
@@ -365,7 +365,8 @@ extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
                        element* __restrict__ o,                // (batch, heads, seq_q, HEAD_DIM)
                        float* __restrict__ lse,                // (batch, heads, seq_q), natural logarithm
                        int all_rows, int splits) {
-    __shared__ Part parts_smem[GROUPS][QUADS];
+    __shared__ float4 o_smem[GROUPS][QUADS];
+    __shared__ float2 statistics_smem[GROUPS];
     const int group = threadIdx.x / QUADS;
     const int quad = threadIdx.x % QUADS;
     const unsigned row = blockIdx.x;
@@ -384,11 +385,12 @@ extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
         }
         parts[0] = combined(parts);
     }
-    parts_smem[group][quad] = parts[0];
+    o_smem[group][quad] = parts[0].o;
+    if (quad == 0) statistics_smem[group] = make_float2(parts[0].shift, parts[0].sum);
     __syncthreads();
     if (group > 0) return;
     Part of_groups[GROUPS];
 #pragma unroll
-    for (int i = 0; i < GROUPS; ++i) of_groups[i] = parts_smem[i][quad];
+    for (int i = 0; i < GROUPS; ++i) of_groups[i] = {statistics_smem[i].x, statistics_smem[i].y, o_smem[i][quad]};
     write_row(combined(of_groups), o, lse, row, quad);
 }

@@ -234,6 +234,33 @@ def test_emulated_more_parts_than_a_thread_loads_at_once() -> None:
     emulate(plan_with(workload, tiles_for(workload, H200), 48), workload, Distribution.NORMAL)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_emulated_traffic_is_the_ledger_and_banks_do_not_conflict(head_dim: int) -> None:
+    workload = decode(3, 1100, batch=2, heads=8, kv_heads=2, head_dim=head_dim, causal=True)
+    a_plan, asked = plan(workload, H200), demand(workload, H200)
+    executor = EmulatorExecutor(Compiler(), H200, mode=Mode.COUNTS)
+    with executor.prepare(a_plan) as run:
+        for name, values in make_inputs(workload).items():
+            run.write(name, values)
+        run.poison()
+        run.launch()
+        trace = run.trace
+    assert trace is not None
+    assert [stage.name for stage in asked.stages] == ["attention", "combine"]
+    for stage, kernel in zip(asked.stages, trace.kernels, strict=True):
+        moved = {(t.name, "read"): t.read_bytes for t in kernel.tensors if t.read_bytes}
+        moved |= {(t.name, "write"): t.write_bytes for t in kernel.tensors if t.write_bytes}
+        predicted = {(line.tensor.lower().replace(" ", "_"), line.direction): line.bytes for line in stage.ledger}
+        # Every split reads Q, and every lane the statistics of its row; all but once they come out of a cache.
+        for name in ("q", "statistics"):
+            if (name, "read") in moved:
+                moved[name, "read"] = kernel.tensor(name).unique_read_bytes
+        assert moved == predicted
+    attention, combine = (kernel.counters for kernel in trace.kernels)
+    assert attention.bank_conflicts < 0.01 * attention.shared_wavefronts  # a few at the very end
+    assert combine.bank_conflicts == 0
+
+
 VARIANTS = {
     "for A100": fitted(SHAPES[128][1], A100),
     "for 100 KiB": fitted(SHAPES[128][2], L4),
