@@ -8,8 +8,8 @@
 // Traffic: K and V once, 2·N·d·e bytes a KV head; Q, O and the log-sum-exp are small. Each split writes its part of O
 //   and two statistics a row in fp32, and the combination reads them: 2·splits·rows·(4d + 8) bytes, most out of L2.
 // Tiles / threads / shared memory: BLOCK_ROWS = 16, 32 or 64 rows of Q; KEY_WARPS teams of ROW_WARPS warps. A team
-//   walks over its own keys, STEP_KEYS at a time, through its own ring of STAGES tiles of K and of V. At d 128 a block
-//   of 4 warps has three stages of 32 KiB, and two blocks share an H100 or H200 SM: 128 KiB are always on their way.
+//   walks over its own keys, STEP_KEYS at a time, through its own ring of STAGES tiles of K and of V. At d 128 and 16
+//   rows an H100 or H200 SM holds one block of 8 warps with three stages of 64 KiB: 128 KiB are always on their way.
 // Limits: sm_80 and later; HEAD_DIM 64, 128 or 256; scale > 0; lengths below 2^30. A masked key in the tiles at the end
 //   has weight 0, and 0 times NaN is NaN. Where one block has all keys of a row, there is no second launch.
 // References: Dao et al., Flash-Decoding for long-context inference (2023); Dao, FlashAttention-2, arXiv:2307.08691;

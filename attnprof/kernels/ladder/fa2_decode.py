@@ -27,6 +27,8 @@ LENGTH_MAX = 2**30
 ROWS_MAX = 2**31 - 1
 # Splits to consider: as many as there are blocks on the largest GPU, for a single KV head.
 SPLITS_MAX = 512
+# Turns that a block takes at least; with less to do it would be done before it has started.
+TURNS_MIN = 2
 # Threads of a block that combines, and a bound on how many of them an SM holds.
 COMBINE_THREADS = 128
 COMBINE_BLOCKS_PER_SM = 8
@@ -58,7 +60,7 @@ class Tiles:
     step_keys: int = 16
     stages: int = 2
     q_in_registers: bool = True
-    blocks_per_sm: int = 2
+    blocks_per_sm: int = 1
 
     def build(self, dtype: Dtype) -> Build:
         """The compilation for one element type; it serves every mask and any number of splits."""
@@ -103,41 +105,41 @@ class Tiles:
         return max(self.q_bytes + self.stages * self.stage_bytes, parts + self.key_warps * self.rows * 8)
 
 
-# For 16, 32 and 64 rows; more rows take more blocks. Four warps, but two at head dim 256 and 16 rows, where a warp's
-# tiles are twice as large.
+# For 16, 32 and 64 rows; more rows take more blocks. Eight warps, or four where a warp's tiles are twice as large.
 SHAPES: Mapping[int, tuple[Tiles, ...]] = {
     64: (
-        Tiles(64, m_tiles=1, row_warps=1, key_warps=4, step_keys=32),
-        Tiles(64, m_tiles=2, row_warps=1, key_warps=4, step_keys=32),
-        Tiles(64, m_tiles=2, row_warps=2, key_warps=2, step_keys=32),
+        Tiles(64, m_tiles=1, row_warps=1, key_warps=8, step_keys=32),
+        Tiles(64, m_tiles=2, row_warps=1, key_warps=8, step_keys=32),
+        Tiles(64, m_tiles=2, row_warps=2, key_warps=4, step_keys=32),
     ),
     128: (
-        Tiles(128, m_tiles=1, row_warps=1, key_warps=4),
-        Tiles(128, m_tiles=2, row_warps=1, key_warps=4),
+        Tiles(128, m_tiles=1, row_warps=1, key_warps=8),
+        Tiles(128, m_tiles=2, row_warps=1, key_warps=8),
         # Q would take the registers that sm_100 needs.
-        Tiles(128, m_tiles=2, row_warps=2, key_warps=2, q_in_registers=False),
+        Tiles(128, m_tiles=2, row_warps=2, key_warps=4, q_in_registers=False),
     ),
     256: (
-        Tiles(256, m_tiles=1, row_warps=1, key_warps=2),
-        Tiles(256, m_tiles=1, row_warps=2, key_warps=2),
-        Tiles(256, m_tiles=1, row_warps=4, key_warps=1),
+        Tiles(256, m_tiles=1, row_warps=1, key_warps=4),
+        Tiles(256, m_tiles=1, row_warps=2, key_warps=4),
+        Tiles(256, m_tiles=1, row_warps=4, key_warps=2),
     ),
 }
 
 
 def fitted(shape: Tiles, device: DeviceSpec) -> Tiles:
-    """A shape with the deepest rings that fit a device: two blocks an SM if each can have two stages, else one block.
+    """A shape as it fits a device: one block an SM with the deepest rings, and fewer teams if not even two stages fit.
 
     What counts is how many bytes are on their way: bandwidth times latency, some 30 KiB an SM on an H200.
     """
-    for blocks in (2, 1):
-        share = min(device.smem_per_block_bytes, device.smem_per_sm_bytes // blocks - RESERVED_SMEM_BYTES)
-        stages = min(STAGES_MAX, (share - shape.q_bytes) // shape.stage_bytes)
-        tiles = replace(shape, stages=stages, blocks_per_sm=blocks)
-        if stages >= 2 and tiles.smem_bytes <= share:
+    room = min(device.smem_per_block_bytes, device.smem_per_sm_bytes - RESERVED_SMEM_BYTES)
+    tiles = shape
+    while True:
+        stages = min(STAGES_MAX, (room - tiles.q_bytes) // tiles.stage_bytes)
+        tiles = replace(tiles, stages=max(2, stages))
+        # Two stages of one team take less than 99 KiB, which every GPU from sm_80 on has for a block.
+        if tiles.smem_bytes <= room or tiles.key_warps == 1:
             return tiles
-    # Two stages of any shape take less than 99 KiB, which every GPU from sm_80 on has for a block.
-    return replace(shape, stages=2, blocks_per_sm=1)
+        tiles = replace(tiles, key_warps=tiles.key_warps // 2)
 
 
 def tiles_for(workload: Workload, device: DeviceSpec) -> Tiles:
@@ -153,13 +155,13 @@ def rows_per_kv_head(workload: Workload) -> int:
 
 
 def splits_for(workload: Workload, tiles: Tiles, device: DeviceSpec) -> int:
-    """How many blocks share the keys of a KV head, by wave efficiency. No split is shorter than the rings are deep."""
+    """How many blocks share the keys of a KV head, by wave efficiency. No team gets less than two steps."""
     steps = _ceil_div(workload.seq_kv, tiles.step_keys)
     return choose_splits(
         blocks=_row_blocks(workload, tiles) * workload.batch * workload.kv_heads,
         steps=steps,
         slots=device.sm_count * tiles.blocks_per_sm,
-        most=min(SPLITS_MAX, steps // (tiles.key_warps * tiles.stages)),
+        most=min(SPLITS_MAX, steps // (tiles.key_warps * TURNS_MIN)),
     )
 
 
