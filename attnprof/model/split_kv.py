@@ -13,7 +13,7 @@ _NO_SCHEDULES: Mapping[str, Schedule] = {}
 
 # A choice that keeps the SMs busy for this much of the time that the best one does is good enough, in percent. Fewer
 # splits leave fewer parts to combine. The bound is FlashAttention-2's (its num_splits_heuristic).
-GOOD_ENOUGH_PERCENT = 85
+GOOD_ENOUGH_PERCENT = 95
 
 
 def wave_time(splits: int, *, blocks: int, steps: int, slots: int) -> int:
