@@ -15,8 +15,8 @@
 // References: Dao et al., Flash-Decoding for long-context inference (2023); Dao, FlashAttention-2, arXiv:2307.08691;
 //   Milakov and Gimelshein, arXiv:1805.02867 (why parts of a softmax combine); PTX ISA, "mma.m16n8k16".
 
+#include "common/attention.cuh"
 #include "common/part.cuh"
-#include "common/tile.cuh"
 
 #ifndef HEAD_DIM
 #error "compile with -DHEAD_DIM=64, 128 or 256, and the other macros that attnprof/kernels/ladder/fa2_decode.py sets"
@@ -26,8 +26,7 @@ constexpr int TEAM_THREADS = ROW_WARPS * 32;
 constexpr int THREADS = KEY_WARPS * TEAM_THREADS;
 constexpr int BLOCK_ROWS = ROW_WARPS * M_TILES * 16;
 constexpr int N_TILES = STEP_KEYS / 8;  // 8-key accumulators of S
-constexpr int D_TILES = HEAD_DIM / 8;   // 8-column accumulators of O
-constexpr int CHUNKS = HEAD_DIM / 8;    // 16-byte chunks in a row of a tile
+constexpr int CHUNKS = HEAD_DIM / 8;    // 16-byte chunks in a row of a tile; 8-column accumulators of O
 constexpr int QUADS = HEAD_DIM / 4;     // groups of four columns of an fp32 row
 constexpr int ROW_BYTES = CHUNKS * 16;
 constexpr unsigned Q_BYTES = BLOCK_ROWS * ROW_BYTES;
@@ -40,11 +39,7 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "HEAD_DIM mu
 static_assert(STEP_KEYS % 16 == 0, "STEP_KEYS must be a multiple of 16, the depth of a product");
 static_assert(STAGES >= 2, "STAGES must be at least 2: one to read and one on its way");
 
-constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
-
-// A value that is the same in all lanes, so that the compiler knows it too and gives it a uniform register.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(ALL_LANES, value, 0); }
 
 // A row in a tensor of rows. Row numbers over all heads fit 32 bits, elements do not.
 template <typename T>
@@ -72,51 +67,12 @@ __device__ __forceinline__ void write_row(const Part& total, element* o, float* 
 
 // What a warp keeps in registers from one step to the next.
 struct State {
-    float o[M_TILES][D_TILES][4];  // unnormalised output
+    float o[M_TILES][CHUNKS][4];  // unnormalised output
     float shift[M_TILES][2];       // of each row, as in Part; its four lanes agree
     float sum[M_TILES][2];         // this lane's columns only: a row's four lanes meet once, at the end
 };
 
 using Scores = float[M_TILES][N_TILES][4];
-using QFragments = unsigned[M_TILES][HEAD_DIM / 16][4];
-
-// Where ldmatrix finds 16 columns of a tile from some row on. `lane_part` is the lane's own row and chunk, swizzled;
-// the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp.
-__device__ __forceinline__ unsigned fragment_address(unsigned tile_smem, unsigned lane_part, int row, int slice) {
-    return tile_smem + (lane_part ^ (slice % 4 * 32)) + slice / 4 * 128 + row * ROW_BYTES;
-}
-
-// S = Q K^T for the warp's rows and the team's keys.
-__device__ __forceinline__ void scores(Scores& s_rmem, unsigned q_smem, const QFragments& q_rmem, unsigned k_smem,
-                                       unsigned qv_lane, unsigned k_lane) {
-#pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) s_rmem[m][n][0] = s_rmem[m][n][1] = s_rmem[m][n][2] = s_rmem[m][n][3] = 0.0f;
-#pragma unroll
-    for (int slice = 0; slice < HEAD_DIM / 16; ++slice) {
-        unsigned q[M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-#if Q_IN_REGISTERS
-            q[m][0] = q_rmem[m][slice][0], q[m][1] = q_rmem[m][slice][1];
-            q[m][2] = q_rmem[m][slice][2], q[m][3] = q_rmem[m][slice][3];
-#else
-            ldmatrix_x4(q[m], fragment_address(q_smem, qv_lane, m * 16, slice));
-#endif
-        }
-#pragma unroll
-        for (int n = 0; n < N_TILES; n += 2) {
-            unsigned k[4];
-            ldmatrix_x4(k, fragment_address(k_smem, k_lane, n * 8, slice));
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-                mma_16x8x16(s_rmem[m][n], q[m], k[0], k[1]);
-                mma_16x8x16(s_rmem[m][n + 1], q[m], k[2], k[3]);
-            }
-        }
-    }
-}
 
 // Raise the running maxima to cover these scores, and rescale what was summed under the old ones.
 __device__ __forceinline__ void raise_max(State& state, const Scores& s_rmem, float scale_log2) {
@@ -129,59 +85,25 @@ __device__ __forceinline__ void raise_max(State& state, const Scores& s_rmem, fl
             float high = fmaxf(s_rmem[m][0][2 * r], s_rmem[m][0][2 * r + 1]);
 #pragma unroll
             for (int n = 1; n < N_TILES; ++n) high = fmaxf(high, fmaxf(s_rmem[m][n][2 * r], s_rmem[m][n][2 * r + 1]));
-            high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, 1));
-            high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, 2));
-            shift[m][r] = high * -scale_log2;
+            shift[m][r] = row_max(high) * -scale_log2;
             grew |= shift[m][r] < state.shift[m][r];
         }
-    if (!__any_sync(ALL_LANES, grew)) return;  // a vote keeps the branch uniform; seldom passed after the first steps
+    if (!__any_sync(all_lanes, grew)) return;  // a vote keeps the branch uniform; seldom passed after the first steps
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float lower = fminf(shift[m][r], state.shift[m][r]);
             // Still no key: leave sum and O at zero, where inf - inf would make them NaN.
-            const float correction = lower == infinity() ? 0.0f : exp2_approx(lower - state.shift[m][r]);
+            const float correction = lower == INF ? 0.0f : exp2_approx(lower - state.shift[m][r]);
             state.shift[m][r] = lower;
             state.sum[m][r] *= correction;
 #pragma unroll
-            for (int d = 0; d < D_TILES; ++d) {
+            for (int d = 0; d < CHUNKS; ++d) {
                 state.o[m][d][2 * r] *= correction;
                 state.o[m][d][2 * r + 1] *= correction;
             }
         }
-}
-
-// P = exp(S - max) and O += P V. P goes from accumulator to A operand without leaving its registers: two m16n8 results
-// are one m16k16 fragment.
-__device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, unsigned v_smem, unsigned qv_lane,
-                                           float scale_log2) {
-#pragma unroll
-    for (int n = 0; n < N_TILES; n += 2) {
-        unsigned p_rmem[M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int r = i % 2;
-                // A row that has met no key yet: its exponents must be -inf, not -inf + inf.
-                const float shift = state.shift[m][r] == infinity() ? 0.0f : state.shift[m][r];
-                const float low = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r], scale_log2, shift));
-                const float high = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r + 1], scale_log2, shift));
-                state.sum[m][r] += low + high;
-                p_rmem[m][i] = pack2(low, high);
-            }
-#pragma unroll
-        for (int d = 0; d < D_TILES; d += 2) {
-            unsigned v[4];
-            ldmatrix_x4_trans(v, fragment_address(v_smem, qv_lane, n * 8, d / 2));
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-                mma_16x8x16(state.o[m][d], p_rmem[m], v[0], v[1]);
-                mma_16x8x16(state.o[m][d + 1], p_rmem[m], v[2], v[3]);
-            }
-        }
-    }
 }
 
 // Leave a warp's state where its whole block finds it: O in `parts_smem`, shifts and sums in `statistics_smem`.
@@ -192,12 +114,10 @@ __device__ __forceinline__ void leave(const State& state, float* parts_smem, flo
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float sum = state.sum[m][r];
-            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            const float sum = row_sum(state.sum[m][r]);
             const int row = team * BLOCK_ROWS + warp_row + m * 16 + r * 8 + lane / 4;
 #pragma unroll
-            for (int d = 0; d < D_TILES; ++d)
+            for (int d = 0; d < CHUNKS; ++d)
                 *reinterpret_cast<float2*>(parts_smem + row * PART_PITCH + d * 8 + lane % 4 * 2) =
                     make_float2(state.o[m][d][2 * r], state.o[m][d][2 * r + 1]);
             if (lane % 4 == 0) statistics_smem[row] = make_float2(state.shift[m][r], sum);
@@ -276,28 +196,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         for (int r = 0; r < 2; ++r) {
             const int query = (row0 + warp_row + m * 16 + r * 8 + lane / 4) % seq_q;
             limit[m][r] = (causal ? query + 1 + seq_kv - seq_q : seq_kv) - lane % 4 * 2;
-            state.shift[m][r] = infinity();
+            state.shift[m][r] = INF;
             state.sum[m][r] = 0.0f;
 #pragma unroll
-            for (int d = 0; d < D_TILES; ++d) state.o[m][d][2 * r] = state.o[m][d][2 * r + 1] = 0.0f;
+            for (int d = 0; d < CHUNKS; ++d) state.o[m][d][2 * r] = state.o[m][d][2 * r + 1] = 0.0f;
         }
     const int seen_by_all = causal ? seq_kv - seq_q + 1 : seq_kv;
 
-    // ldmatrix rows and chunks. Q and V: lanes 0-15 name 16 rows, 16-31 the same rows one chunk on. K: lanes 0-7 and
-    // 8-15 name 8 keys at two chunks, 16-31 the next 8 keys.
-    const unsigned qv_lane = swizzled<CHUNKS>(lane % 16, lane / 16);
-    const unsigned k_lane = swizzled<CHUNKS>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    const unsigned warp_q_smem = q_smem + warp_row * ROW_BYTES;
+    const unsigned qv_lane = lane_of_q_or_v<CHUNKS>();
+    const unsigned k_lane = lane_of_k<CHUNKS>();
+    auto load_q = [=](unsigned (&fragments)[M_TILES][4], int slice) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+            ldmatrix_x4(fragments[m],
+                        fragment_address<CHUNKS>(q_smem + warp_row * ROW_BYTES, qv_lane, m * 16, slice));
+    };
 
     cp_async_wait<STAGES - 1>();
     __syncthreads();  // all of Q is there, while K and V are on their way
-    QFragments q_rmem;
 #if Q_IN_REGISTERS
+    unsigned q_rmem[HEAD_DIM / 16][M_TILES][4];
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int slice = 0; slice < HEAD_DIM / 16; ++slice)
-            ldmatrix_x4(q_rmem[m][slice], fragment_address(warp_q_smem, qv_lane, m * 16, slice));
+    for (int slice = 0; slice < HEAD_DIM / 16; ++slice) load_q(q_rmem[slice], slice);
 #endif
 
     unsigned stage = 0;
@@ -310,8 +230,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
         const int step = begin + turn * KEY_WARPS + team;
         if (step >= end) continue;  // in the last turn some teams have nothing left
-        Scores s_rmem;
-        scores(s_rmem, warp_q_smem, q_rmem, k_smem, qv_lane, k_lane);
+        Scores s_rmem = {};
+#if Q_IN_REGISTERS
+        multiply_q_k<CHUNKS>(s_rmem, [&](unsigned (&fragments)[M_TILES][4], int slice) {
+#pragma unroll
+            for (int i = 0; i < M_TILES * 4; ++i) fragments[i / 4][i % 4] = q_rmem[slice][i / 4][i % 4];
+        }, k_smem, k_lane);
+#else
+        multiply_q_k<CHUNKS>(s_rmem, load_q, k_smem, k_lane);
+#endif
         if ((step + 1) * STEP_KEYS > seen_by_all) {
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m)
@@ -319,10 +246,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 for (int n = 0; n < N_TILES; ++n)
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        if (step * STEP_KEYS + n * 8 + e % 2 >= limit[m][e / 2]) s_rmem[m][n][e] = -infinity();
+                        if (step * STEP_KEYS + n * 8 + e % 2 >= limit[m][e / 2]) s_rmem[m][n][e] = -INF;
         }
         raise_max(state, s_rmem, scale_log2);
-        accumulate(state, s_rmem, k_smem + KV_BYTES, qv_lane, scale_log2);
+        auto weight = [&](float score, int m, int r) {
+            // A row that has met no key yet: its exponents must be -inf, not -inf + inf.
+            const float shift = state.shift[m][r] == INF ? 0.0f : state.shift[m][r];
+            const float p = exp2_approx(fmaf(score, scale_log2, shift));
+            state.sum[m][r] += p;
+            return p;
+        };
+        multiply_p_v<CHUNKS>(state.o, s_rmem, weight, k_smem + KV_BYTES, qv_lane);
     }
 
     // The teams' results meet where Q, K and V were.

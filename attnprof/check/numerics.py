@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from attnprof.check import softmax_workloads
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.workloads import NumericsCase
 from attnprof.kernels.executor import Executor, Run
-from attnprof.kernels.inputs import make_inputs
+from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.plan import LaunchPlan
-from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.verify import verify
+from attnprof.kernels.spec import KernelSpec, workload_label
+from attnprof.kernels.trial import inputs_for, judge
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 from attnprof.model.workload import Workload
@@ -50,6 +51,8 @@ def _numerics_row(
         if reason is not None:
             refused.append(reason)
             continue
+        if spec.largest_logit is not None and case.distribution in BEYOND_ANY_LIMIT:
+            continue  # wrong by design: check_overflow shows it
         progress(f"{spec.name}: {case.label}")
         try:
             done.append(_run_case(spec, case, executor, seed))
@@ -88,6 +91,37 @@ def _numerics_row(
     return row(CheckStatus.PASS, worst, f"{len(done)} {dtype} workloads; closest to its limit: {worst.workload}")
 
 
+# Distributions with logits that no kernel survives which does not subtract the row's maximum.
+BEYOND_ANY_LIMIT = (Distribution.LARGE_LOGITS, Distribution.MASKED)
+
+
+def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, seed: int = 0) -> CheckRow:
+    """Whether a kernel with a limit on its logits fails beyond it, as it is documented to.
+
+    ``value`` counts the elements that came out NaN or infinite. Were there none, the limit would be a mistake.
+    """
+    import numpy as np
+
+    from attnprof.model.rounding import decode
+
+    def row(status: CheckStatus, value: int | None, detail: str, *, lost: bool = False) -> CheckRow:
+        limit, unit = (None, None) if value is None else (1, "NaN or infinite elements")
+        return CheckRow(spec.name, Check.OVERFLOW, status, value, limit, unit, executor.arch, detail, context_lost=lost)
+
+    try:
+        _, outputs = _run(spec, case, executor, seed)
+    except ContextLost as error:
+        return row(CheckStatus.FAIL, None, error.message, lost=True)
+    except AttnprofError as error:
+        return row(CheckStatus.FAIL, None, error.message)
+    values = [decode(output, case.workload.dtype) for output in outputs.values()]
+    wild = sum(int(np.count_nonzero(~np.isfinite(each))) for each in values)
+    of = f"{wild} of {sum(each.size for each in values)} elements on {case.label}"
+    if not wild:
+        return row(CheckStatus.FAIL, 0, f"logits beyond {spec.largest_logit:g} came out finite: {of}")
+    return row(CheckStatus.PASS, wild, f"logits beyond {spec.largest_logit:g} overflow, as documented: {of}")
+
+
 def _failed(case: NumericsCase, error: AttnprofError) -> Case:
     return Case(case.label, CheckStatus.FAIL, None, None, error.message)
 
@@ -102,17 +136,24 @@ def _closeness(case: Case) -> float:
 
 
 def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
+    inputs, outputs = _run(spec, case, executor, seed)
+    verdict = judge(spec, case.workload, inputs, outputs)
+    status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
+    return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
+
+
+def _run(
+    spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int
+) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
+    """Inputs and outputs of one run, outputs poisoned before it."""
     plan = spec.plan(case.workload, executor.device)
-    inputs = make_inputs(case.workload, distribution=case.distribution, seed=seed)
+    inputs = inputs_for(spec, case.workload, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
             run.write(name, values)
         run.poison()
         run.launch()
-        outputs = _outputs(run, plan)
-    verdict = verify(case.workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
-    status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
-    return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
+        return inputs, _outputs(run, plan)
 
 
 def _outputs(run: Run, plan: LaunchPlan) -> dict[str, NDArray[Any]]:
@@ -148,20 +189,26 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 
     if executor.backend == "emulator":
         return row(CheckStatus.SKIPPED, None, "the emulator runs in one fixed order: nothing could differ")
-    workloads = [workload for workload in _DETERMINISM_WORKLOADS if spec.unsupported(workload) is None]
+    chosen = softmax_workloads.determinism_set() if spec.operation == "softmax" else _DETERMINISM_WORKLOADS
+    workloads = [workload for workload in chosen if spec.unsupported(workload) is None]
     if not workloads:
-        return row(CheckStatus.SKIPPED, None, spec.unsupported(_DETERMINISM_WORKLOADS[0]) or "no workloads")
+        return row(CheckStatus.SKIPPED, None, spec.unsupported(chosen[0]) or "no workloads")
     try:
         for workload in workloads:
             differing, where = _differing_runs(spec, workload, executor, runs, seed)
             if differing:
-                detail = f"{differing} of {runs} runs differ from the first on {workload.label}; {where}"
+                name = workload_label(workload, spec.operation)
+                detail = f"{differing} of {runs} runs differ from the first on {name}; {where}"
                 return row(CheckStatus.FAIL, differing, detail)
     except ContextLost as error:
         return row(CheckStatus.FAIL, None, error.message, lost=True)
     except AttnprofError as error:
         return row(CheckStatus.FAIL, None, error.message)
-    return row(CheckStatus.PASS, 0, f"{runs} runs, bit for bit, on {' and '.join(w.label for w in workloads)}")
+    return row(
+        CheckStatus.PASS,
+        0,
+        f"{runs} runs, bit for bit, on {' and '.join(workload_label(w, spec.operation) for w in workloads)}",
+    )
 
 
 def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, runs: int, seed: int) -> tuple[int, str]:
@@ -169,7 +216,7 @@ def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, ru
 
     plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
-        for name, values in make_inputs(workload, seed=seed).items():
+        for name, values in inputs_for(spec, workload, seed=seed).items():
             run.write(name, values)
         first: dict[str, NDArray[Any]] = {}
         differing, where = 0, ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
 
+from attnprof.check import softmax_workloads
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
@@ -173,14 +174,16 @@ def _occupancy_row(
     return CheckRow(spec.name, Check.OCCUPANCY, status, blocks, needed, "blocks per SM", arch, where)
 
 
-def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
-    """Launches of every variant, found by planning workloads short and long with each type, head dim and mask."""
-    uses: dict[tuple[Build, str], _Use] = {}
+def _workloads(spec: KernelSpec) -> Iterator[Workload]:
+    """Short and long ones with each type, head dim and mask: between them they launch every variant."""
+    if spec.operation == "softmax":
+        yield from softmax_workloads.resource_set()
+        return
     # Queries, keys and KV heads; the last three are for kernels that pack the queries of a group into one tile.
     shapes = ((64, 64, 8), (1024, 1024, 8), (40_000, 40_000, 8), (1, 40_000, 8), (8, 40_000, 2), (16, 40_000, 2))
     choices = product(shapes, (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
     for (seq_q, seq_kv, kv_heads), head_dim, dtype, causal in choices:
-        workload = Workload.of(
+        yield Workload.of(
             seq_q,
             seq_kv=seq_kv,
             heads=8,
@@ -190,6 +193,12 @@ def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]
             causal=causal,
             direction=spec.direction,
         )
+
+
+def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
+    """How every variant is launched on a device."""
+    uses: dict[tuple[Build, str], _Use] = {}
+    for workload in _workloads(spec):
         if spec.unsupported(workload) is not None:
             continue
         claims = {

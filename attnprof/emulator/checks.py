@@ -50,6 +50,7 @@ class Checks:
         self.births = Births()
         wave.shared.written = np.zeros(wave.shared.data.size, np.uint8)
         self._shared = Shadow(wave.shared, self._granule)
+        self._mbarriers: dict[int, NDArray[np.int32]] = {}
         warps = wave.size // WARP
         self._clock = np.ones(warps, np.int32)
         # What each warp knows of the others of its block: accesses up to this clock are ordered before its own.
@@ -79,6 +80,31 @@ class Checks:
         warps = x.warp_ids
         self._known[warps, warps % self.wave.warps_per_block] = self._clock[warps]
         self._clock[warps] += 1
+
+    def mbarrier_initialised(self, at: Lanes) -> None:
+        """A new mbarrier orders nothing yet."""
+        for where in np.unique(at):
+            self._mbarriers.pop(int(where), None)
+
+    def mbarrier_arrived(self, x: Active, at: Lanes) -> None:
+        """What the arriving warps know, and what they did so far, passes to whoever waits."""
+        per_block = self.wave.warps_per_block
+        lanes = x.lane_ids()
+        for where in np.unique(at):
+            for warp in np.unique(lanes[at == where] >> 5):
+                carried = self._mbarriers.setdefault(int(where), np.zeros(per_block, np.int32))
+                np.maximum(carried, self._known[warp], out=carried)
+                carried[warp % per_block] = self._clock[warp]
+        self._clock[x.warp_ids] += 1
+
+    def mbarrier_waited(self, x: Active, at: Lanes) -> None:
+        """A wait that succeeded: the warps learn what the arrivals carried."""
+        lanes = x.lane_ids()
+        for where in np.unique(at):
+            carried = self._mbarriers.get(int(where))
+            if carried is not None:
+                warps = np.unique(lanes[at == where] >> 5)
+                self._known[warps] = np.maximum(self._known[warps], carried)
 
     def fence(self, x: Active) -> None:
         """__threadfence: what these warps wrote so far may be seen by others."""

@@ -3,8 +3,6 @@
 
 #include "ptx.cuh"
 
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-
 // What some of the keys give a row: four columns of the unnormalised O, and what they are relative to.
 struct Part {
     float shift;  // -max * scale * log2(e), to add to exponents; +inf if there was no key
@@ -12,7 +10,7 @@ struct Part {
     float4 o;
 };
 
-__device__ __forceinline__ Part no_keys() { return {infinity(), 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)}; }
+__device__ __forceinline__ Part no_keys() { return {INF, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)}; }
 
 // The parts of one row as one, added in the order of their index: always the same bits.
 template <int count>
@@ -23,7 +21,7 @@ __device__ __forceinline__ Part combined(const Part (&parts)[count]) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
         // 2^(own maximum - common maximum). Without any key the sums are 0, where inf - inf would make them NaN.
-        const float weight = total.shift == infinity() ? 0.0f : exp2_approx(total.shift - parts[i].shift);
+        const float weight = total.shift == INF ? 0.0f : exp2_approx(total.shift - parts[i].shift);
         total.sum = fmaf(weight, parts[i].sum, total.sum);
         total.o.x = fmaf(weight, parts[i].o.x, total.o.x);
         total.o.y = fmaf(weight, parts[i].o.y, total.o.y);

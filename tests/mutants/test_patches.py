@@ -12,6 +12,9 @@ from attnprof.model.devices import find
 from attnprof.model.workload import Workload
 from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
+# Of a kernel that splits the keys of a row over blocks.
+SPLIT_FAULTS = {"split dropped", "parts not rescaled"}
+SOFTMAX_FAULTS = {"edge dropped", "warps not combined", "no max subtraction"}
 A100 = find("A100-SXM4-80GB")
 FAULTS = {
     "scale dropped",
@@ -39,6 +42,11 @@ def test_a_patch_whose_place_is_gone_or_ambiguous_is_an_error(tmp_path: Path) ->
             materialise(replace(MUTANTS[0], old=old), tmp_path)
 
 
-def test_every_forward_attention_kernel_has_every_fault() -> None:
+def test_every_forward_kernel_has_every_fault_of_its_operation() -> None:
     for spec in builtin():
-        assert {mutant.fault for mutant in MUTANTS if mutant.kernel == spec.name} >= FAULTS, spec.name
+        expected = SOFTMAX_FAULTS if spec.operation == "softmax" else FAULTS
+        if spec.largest_logit is not None:
+            expected = expected - {"no max subtraction"}  # that is the kernel as shipped
+        if spec.name == "fa2-decode":
+            expected = expected | SPLIT_FAULTS
+        assert {mutant.fault for mutant in MUTANTS if mutant.kernel == spec.name} == expected, spec.name

@@ -30,6 +30,8 @@ def roofline(
     dtype: options.DtypeNames = None,
     causal: options.Causal = False,
     direction: options.PassName = "fwd",
+    rows: options.Rows = None,
+    cols: options.Cols = None,
     kernel: options.Kernels = None,
     gpu: Annotated[
         str | None,
@@ -53,26 +55,27 @@ def roofline(
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
     source = gpus.ceiling_source(ceilings)
-    workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction
-    ).workloads()
-    specs = options.kernels(kernel)
+    specs, workloads = options.WorkloadOptions(
+        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
+    ).sweep(kernel)
     targets = gpus.targets(gpu)
 
     sections: list[Section] = []
     all_rows: list[dict[str, Any]] = []
     for target in targets:
-        rows = predict(specs, workloads, target.device, source)
+        predicted = predict(specs, workloads, target.device, source)
         dtypes = dict.fromkeys(workload.dtype for workload in workloads)
         heading = (
             *gpus.device_lines(target),
             *gpus.ceiling_lines(((d, limits_of(target.device, d, source)) for d in dtypes), source),
-            gpus.workload_line(rows),
+            gpus.workload_line(predicted),
         )
         sections += (
-            view.ledger_sections(rows, heading) if ledger else [Section(heading, rows, view.notes(rows, target.device))]
+            view.ledger_sections(predicted, heading)
+            if ledger
+            else [Section(heading, predicted, view.notes(predicted, target.device))]
         )
-        all_rows += rows
+        all_rows += predicted
     out.show(
         Report(
             "roofline",
@@ -108,10 +111,13 @@ def predict(
     for workload in workloads:
         for spec in specs:
             demand = spec.demand(workload, device)
-            roof = roofline_of(workload, demand, device, source)
+            flops = spec.flops(workload)
+            roof = roofline_of(workload, demand, device, source, flops=flops)
+            speedup = baseline.speedup(spec.operation, workload, roof.time_s)
             rows.append(
                 {
-                    **row(spec.name, workload, demand, roof, speedup_vs_naive=baseline.speedup(workload, roof.time_s)),
+                    **row(spec.name, workload, demand, roof, speedup_vs_naive=speedup, flops=flops),
+                    "operation": spec.operation,
                     "gpu": device.name,
                     "unsupported": spec.unsupported(workload) or spec.runs_on(device.compute_capability),
                 }
