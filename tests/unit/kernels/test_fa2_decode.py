@@ -168,7 +168,7 @@ def test_arguments_are_those_of_the_entry_points() -> None:
 def test_the_tiles_fit_every_gpu(device: DeviceSpec, shape: Tiles) -> None:
     tiles = fitted(shape, device)
     assert tiles.stages >= 2
-    assert replace(tiles, key_warps=shape.key_warps, stages=shape.stages) == shape
+    assert replace(tiles, key_warps=shape.key_warps, stages=shape.stages, blocks_per_sm=shape.blocks_per_sm) == shape
     assert tiles.smem_bytes <= device.smem_per_block_bytes
     found = device.architecture
     assert found is not None
