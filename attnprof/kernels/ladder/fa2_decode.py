@@ -105,7 +105,7 @@ class Tiles:
         return max(self.q_bytes + self.stages * self.stage_bytes, parts + self.key_warps * self.rows * 8)
 
 
-# For 16, 32 and 64 rows; more rows take more blocks. Eight warps an SM, or four with a few rows at head dim 256, where a
+# For 16, 32 and 64 rows; more rows take more blocks. Eight warps an SM, or four with 16 rows at head dim 256, where a
 # warp's tiles are twice as large.
 SHAPES: Mapping[int, tuple[Tiles, ...]] = {
     64: (
