@@ -77,8 +77,9 @@ _SMALL = (
     _Shape(64, 129),
     _Shape(100, 130, heads=4, kv_heads=2),
     _Shape(130, 100, batch=2, heads=2, kv_heads=1),
-    _Shape(1, 700, heads=4, kv_heads=2),
+    _Shape(1, 2100, heads=4, kv_heads=2),  # long enough to be split
     _Shape(9, 300, heads=4, kv_heads=1),
+    _Shape(3, 150, distribution=Distribution.LARGE_LOGITS),
     *(_Shape(70, 70, distribution=distribution) for distribution in _UNUSUAL),
 )
 
