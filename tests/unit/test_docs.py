@@ -131,6 +131,11 @@ def test_the_page_shows_what_the_command_prints(cli: Cli, page: Path, command: s
     """A line of three dots stands for lines left out."""
     result = cli(*shlex.split(command))
     printed = result.out or result.err
+    if "--help" in command:
+        # How help is laid out depends on Typer's version and the terminal; what it names does not.
+        option = r"--[a-z][a-z0-9-]*"
+        assert re.findall(option, shown) == re.findall(option, printed)
+        return
     parts = re.split(rf"^{GAP}\n", shown, flags=re.M)
     assert re.fullmatch(".*".join(map(re.escape, parts)), printed, re.S), printed
 
