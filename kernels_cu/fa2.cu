@@ -5,6 +5,7 @@
 //   step; here the loops are swapped and they never do. Both products run on tensor cores.
 // Traffic: reads Q, K, V once and writes O once: 4·N·d·e bytes a head. K and V count once a KV head, since the blocks
 //   that share them run side by side and meet in L2. -DWRITE_LSE=1 writes 4 bytes a row more, for a backward to read.
+//   -DWRITE_P=1 keeps P for a debugger, N·N·e bytes a head: a trap, there to be measured, as is -DLAYOUT (tile.cuh).
 // Tiles / threads / shared memory: BLOCK_Q rows of Q, and KV_STAGES times BLOCK_KV rows each of K and V, HEAD_DIM wide
 //   and without padding; WARPS warps split the rows of Q. On H100 and H200 at d 128: 128 x 64, two stages, 96 KiB, 4
 //   warps, so that two blocks fit an SM. A warp owns 32 rows, because every fragment of K or V then feeds two products:
@@ -25,7 +26,7 @@ constexpr int M_TILES = BLOCK_Q / (WARPS * 16);  // 16-row products that a warp 
 constexpr int N_TILES = BLOCK_KV / 8;            // 8-key accumulators of S
 constexpr int D_TILES = HEAD_DIM / 8;            // 8-column accumulators of O
 constexpr int CHUNKS = HEAD_DIM / 8;             // 16-byte chunks in a row of a tile
-constexpr int ROW_BYTES = CHUNKS * 16;
+constexpr int ROW_BYTES = pitch_chunks<CHUNKS> * 16;
 constexpr int COPY_ROWS = THREADS / CHUNKS;  // rows that one pass of all threads copies
 constexpr unsigned Q_BYTES = BLOCK_Q * ROW_BYTES;
 constexpr unsigned KV_BYTES = BLOCK_KV * ROW_BYTES;
@@ -81,9 +82,12 @@ using Scores = float[M_TILES][N_TILES][4];
 using QFragments = unsigned[HEAD_DIM / 16][M_TILES][4];
 
 // Where ldmatrix finds 16 columns of a tile from some row on. `lane_part` is the lane's own row and chunk, swizzled;
-// the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp.
+// the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp. Padded rows have no
+// swizzle to go into, and offsets in which a slice must be added.
 __device__ __forceinline__ unsigned fragment_address(unsigned tile_smem, unsigned lane_part, int row, int slice) {
-    return tile_smem + (lane_part ^ (slice % 4 * 32)) + slice / 4 * 128 + row * ROW_BYTES;
+    const unsigned within = slice % 4 * 32;
+    const unsigned sliced = LAYOUT == LAYOUT_PAD ? lane_part + within : lane_part ^ within;
+    return tile_smem + sliced + slice / 4 * 128 + row * ROW_BYTES;
 }
 
 __device__ __forceinline__ void load_q(unsigned (&q)[M_TILES][4], unsigned q_smem, unsigned lane_part, int slice) {
@@ -173,9 +177,10 @@ __device__ __forceinline__ void raise_max(State& state, const Scores& s_rmem, fl
 // P = exp(S - max) and O += P V, 16 keys at a time, so that the exponentials of the next 16 overlap these products.
 // P goes from accumulator to A operand without leaving its registers: two m16n8 results are one m16k16 fragment.
 // `may_be_empty`: some row may have met no key yet (causal), and its exponent must be -inf, not -inf + inf.
-template <bool may_be_empty>
+// `keep(m, n, r, pair)` is shown each pair of P that this lane holds: rows m * 16 + r * 8 + lane / 4, keys n * 8 + ...
+template <bool may_be_empty, typename Keep>
 __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, unsigned v_smem, unsigned qv_lane,
-                                           float scale_log2) {
+                                           float scale_log2, Keep keep) {
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         unsigned p_rmem[M_TILES][4];
@@ -189,6 +194,7 @@ __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, u
                 float high = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r + 1], scale_log2, shift));
                 state.sum[m][r] += low + high;
                 p_rmem[m][i] = pack2(low, high);
+                keep(m, n + i / 2, r, p_rmem[m][i]);
             }
 #pragma unroll
         for (int d = 0; d < D_TILES; d += 2) {
@@ -251,6 +257,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 element* __restrict__ o,        // (batch, heads, seq_q, HEAD_DIM)
 #if WRITE_LSE
                 float* __restrict__ lse,        // (batch, heads, seq_q), natural logarithm
+#endif
+#if WRITE_P
+                element* __restrict__ p,        // (batch, heads, seq_q, p_pitch), under each step's running maximum
+                int p_pitch,                    // seq_kv, rounded up to a multiple of BLOCK_KV
 #endif
                 int seq_q, int seq_kv, int all_heads, int heads_per_kv_head,
                 float scale_log2) {  // scale * log2(e)
@@ -347,7 +357,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         }
         if (masked) mask(s_rmem, (CAUSAL ? diagonal : seq_kv) - block * BLOCK_KV);
         raise_max(state, s_rmem, scale_log2);
-        accumulate<masked && CAUSAL>(state, s_rmem, kv_smem + KV_BYTES + stage, qv_lane, scale_log2);
+        accumulate<masked && CAUSAL>(state, s_rmem, kv_smem + KV_BYTES + stage, qv_lane, scale_log2,
+                                     [&](int m, int n, int r, unsigned pair) {
+#if WRITE_P
+            const int row = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
+            element* to = p + static_cast<unsigned long long>(first_row + row) * p_pitch + block * BLOCK_KV;
+            if (row < q_rows) *reinterpret_cast<unsigned*>(to + n * 8 + lane % 4 * 2) = pair;
+#endif
+        });
         if (KV_STAGES == 2) stage ^= 2 * KV_BYTES;
     };
     int block = kv_blocks - 1;

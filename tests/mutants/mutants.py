@@ -139,6 +139,18 @@ MUTANTS = (
         "shift[r] = largest = 0.0f;",
     ),
     Mutant(
+        "fa1",
+        "earlier steps not weighted",
+        "const float factor = correction * strip.waiting[r];",
+        "const float factor = correction;",
+    ),
+    Mutant(
+        "fa1",
+        "first values for all keys",
+        "v_smem + key * ROW_BYTES",
+        "v_smem",
+    ),
+    Mutant(
         "fa2",
         "scale dropped",
         "float scale_log2) {  // scale * log2(e)",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
@@ -26,6 +27,9 @@ LENGTH_MAX = 2**30
 ROWS_MAX = 2**31
 # The grid's limit in y and in z on every CUDA device.
 GRID_YZ_MAX = 65_535
+# How tiles lie in shared memory; the last two are traps, and a second cure, of `attnprof.kernels.fa2_variants`.
+Layout = Literal["swizzle", "plain", "pad"]
+PAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Tiles:
             from shared memory in every step.
         blocks_per_sm: blocks that an SM's registers must hold; the compiler gets 65,536 / (blocks · threads) a thread.
         rescale_log2: how far, in powers of two, a row maximum may grow before O is rescaled; below 0: always rescale.
+        layout: how a tile's rows lie in shared memory; ``pad`` has 8 unused elements behind each.
     """
 
     head_dim: int
@@ -53,8 +58,9 @@ class Tiles:
     q_in_registers: bool = False
     blocks_per_sm: int = 2
     rescale_log2: float = 8.0
+    layout: Layout = "swizzle"
 
-    def build(self, dtype: Dtype, *, causal: bool, lse: bool = False) -> Build:
+    def build(self, dtype: Dtype, *, causal: bool, lse: bool = False, p: bool = False) -> Build:
         """The compilation for one element type, mask and output."""
         macros = {
             "HEAD_DIM": self.head_dim,
@@ -68,6 +74,10 @@ class Tiles:
             "MIN_BLOCKS": self.blocks_per_sm,
             "RESCALE_LOG2": f"{float(self.rescale_log2)}f",
         }
+        if self.layout != "swizzle":
+            macros["LAYOUT"] = f"LAYOUT_{self.layout.upper()}"
+        if p:
+            macros["WRITE_P"] = 1
         return Build(
             FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
         )
@@ -80,7 +90,8 @@ class Tiles:
     @property
     def smem_bytes(self) -> int:
         """The Q tile, through which O also leaves, and the stages of K and V."""
-        return (self.block_q + 2 * self.kv_stages * self.block_kv) * self.head_dim * 2
+        row_bytes = self.head_dim * 2 + (PAD_BYTES if self.layout == "pad" else 0)
+        return (self.block_q + 2 * self.kv_stages * self.block_kv) * row_bytes
 
 
 # Two blocks must share an SM, so that one's softmax overlaps the other's products: the first choice that the device's
@@ -94,9 +105,9 @@ CHOICES: Mapping[int, tuple[Tiles, ...]] = {
 RESERVED_SMEM_BYTES = 1024
 
 
-def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
+def tiles_for(head_dim: int, device: DeviceSpec, layout: Layout = "swizzle") -> Tiles:
     """The tile choice for a head dim of `CHOICES` on a device."""
-    *roomier, smallest = CHOICES[head_dim]
+    *roomier, smallest = (replace(tiles, layout=layout) for tiles in CHOICES[head_dim])
     for tiles in roomier:
         if tiles.blocks_per_sm * (tiles.smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes:
             return tiles
@@ -127,7 +138,12 @@ def demand(workload: Workload, device: DeviceSpec) -> Demand:
     """
     if unsupported(workload) is not None:
         return fused_demand(workload)
-    return fused_demand(workload, {"attention": _schedule(workload, tiles_for(workload.head_dim, device))})
+    return demand_with(workload, tiles_for(workload.head_dim, device))
+
+
+def demand_with(workload: Workload, tiles: Tiles) -> Demand:
+    """As `demand`, of a supported workload with other tiles."""
+    return fused_demand(workload, {"attention": _schedule(workload, tiles)})
 
 
 def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
@@ -148,8 +164,13 @@ def builds(device: DeviceSpec) -> tuple[Build, ...]:
     )
 
 
-def plan_with(workload: Workload, tiles: Tiles, *, lse: bool = False) -> LaunchPlan:
-    """Tensors and launches with other tiles: for tuning and for tests."""
+def plan_with(workload: Workload, tiles: Tiles, *, lse: bool = False, p: bool = False) -> LaunchPlan:
+    """Tensors and launches with other tiles: for tuning, for variants and for tests.
+
+    With ``p`` the kernel also writes P as it meets V, a tensor ``p`` of (batch, heads, seq_q, seq_kv rounded up to a
+    multiple of ``block_kv``): exp(scale · s - m) with m the row's running maximum at that key block, so blocks of keys
+    are comparable within themselves only. Blocks that the mask hides stay as they were.
+    """
     w = workload
     query_shape = (w.batch, w.heads, w.seq_q, w.head_dim)
     key_shape = (w.batch, w.kv_heads, w.seq_kv, w.head_dim)
@@ -161,18 +182,23 @@ def plan_with(workload: Workload, tiles: Tiles, *, lse: bool = False) -> LaunchP
     ]
     if lse:
         tensors.append(TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "out"))
+    if p:
+        # Scratch: no result of attention, and too large to fetch at every check.
+        pitch = _ceil_div(w.seq_kv, tiles.block_kv) * tiles.block_kv
+        tensors.append(TensorSpec("p", (w.batch, w.heads, w.seq_q, pitch), w.dtype, "scratch"))
     return LaunchPlan(
         tensors=tuple(tensors),
         launches=(
             Launch(
                 stage="attention",
-                build=tiles.build(w.dtype, causal=w.causal, lse=lse),
+                build=tiles.build(w.dtype, causal=w.causal, lse=lse, p=p),
                 entry="fa2_forward",
                 grid=_grid(w, tiles),
                 block=(tiles.threads, 1, 1),
                 smem_bytes=tiles.smem_bytes,
                 args=(
                     *(Pointer(tensor.name) for tensor in tensors),
+                    *((Scalar("i32", tensors[-1].shape[-1]),) if p else ()),
                     Scalar("i32", w.seq_q),
                     Scalar("i32", w.seq_kv),
                     Scalar("i32", w.batch * w.heads),
@@ -208,6 +234,13 @@ def _schedule(workload: Workload, tiles: Tiles) -> Schedule:
     return Schedule(blocks=x * y * z, blocks_per_sm=tiles.blocks_per_sm, work=work)
 
 
+def variants() -> tuple[KernelSpec, ...]:
+    """The same kernel with one thing done wrong, or right in another way: what ``--variant`` names."""
+    from attnprof.kernels import fa2_variants  # which builds on this module
+
+    return fa2_variants.VARIANTS
+
+
 SPECS = (
     KernelSpec(
         name="fa2",
@@ -224,5 +257,6 @@ SPECS = (
         builds=builds,
         rounds=("p", "o"),
         plan_lse=plan_lse,
+        variants=variants,
     ),
 )

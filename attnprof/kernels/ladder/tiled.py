@@ -82,7 +82,7 @@ class Tiles:
 CHOICES: Mapping[int, tuple[Tiles, ...]] = {
     64: (Tiles(head_dim=64),),
     128: (
-        Tiles(head_dim=128),
+        Tiles(head_dim=128, statistics_kv=80),
         Tiles(head_dim=128, block_kv=32),
         Tiles(head_dim=128, block_q=64, block_kv=32, warps=2),
     ),

@@ -51,6 +51,9 @@ def telling_case(mutant: Mutant) -> NumericsCase:
         "no max subtraction": NumericsCase(Workload.of(16, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
         "split dropped": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
         "parts not rescaled": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
+        # More than the 640 keys that fa1 keeps at a time, and than the 80 that it works on.
+        "earlier steps not weighted": NumericsCase(Workload.of(17, seq_kv=700, heads=2, head_dim=64)),
+        "first values for all keys": NumericsCase(Workload.of(17, seq_kv=200, heads=2, head_dim=64)),
     }
     return shapes[mutant.fault]
 

@@ -165,7 +165,8 @@ def test_emulated_it_computes_attention(workload: Workload, distribution: Distri
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(head_dim: int, causal: bool) -> None:
-    workload = Workload.of(256, heads=2, kv_heads=1, head_dim=head_dim, causal=causal)
+    # 320 keys are whole tiles of both walks: 64 and, at d 128, 80 keys.
+    workload = Workload.of(256, seq_kv=320, heads=2, kv_heads=1, head_dim=head_dim, causal=causal)
     trace = assert_right(workload, plan(workload, H200), mode=Mode.ALL)
     predicted = {(line.tensor, line.direction): line.bytes for line in demand(workload, H200).ledger}
     assert moved_bytes(trace, {"q": "Q", "k": "K", "v": "V", "o": "O"}) == predicted
@@ -173,8 +174,8 @@ def test_emulated_traffic_is_the_ledger_with_no_conflict_and_no_fault(head_dim: 
     assert kernel.counters.bank_conflicts == 0
     assert kernel.counters.coalescing_efficiency == 1.0
     if not causal:
-        # The running maxima of four lanes a row, in four steps, and their merge.
-        extra = 4 * (4 + 1) * workload.rows
+        # The running maxima of four lanes a row, in each step, and their merge.
+        extra = 4 * (320 // tiles_for(head_dim, H200).statistics_kv + 1) * workload.rows
         assert kernel.counters.matrix_flops == demand(workload, H200).tensor_flops
         assert kernel.counters.exponentials == demand(workload, H200).exponentials + extra
 
