@@ -17,10 +17,10 @@ from attnprof.bench.sampler import Sampling, StoppingRule, UntilSteady
 from attnprof.bench.statistics import DeviceReadings, TimeStats
 from attnprof.bench.warnings import row_warnings
 from attnprof.kernels.executor import Timed, TimedExecutor, TimedRun
-from attnprof.kernels.inputs import Distribution, make_inputs
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.verify import Verification, verify
+from attnprof.kernels.trial import trial, trial_inputs
+from attnprof.kernels.verify import Verification
 from attnprof.model.ceilings import Source
 from attnprof.model.errors import AttnprofError, ContextLost, LaunchLimitError, OutOfMemory, UnsupportedWorkload
 from attnprof.model.roofline import Roofline, roofline, row
@@ -165,17 +165,12 @@ class _Attempt:
 
     def _measure(self, run: TimedRun, plan: LaunchPlan, report: Callable[[str], None]) -> BenchRow:
         report("filling inputs")
-        inputs = make_inputs(self._workload, distribution=Distribution.NORMAL, seed=self._options.seed)
+        inputs = trial_inputs(self._workload, self._executor, seed=self._options.seed)
         for name, values in inputs.items():
             run.write(name, values)
         if self._options.verify:
             report("verifying")
-            run.poison()
-            run.launch()
-            has_lse = any(tensor.name == "lse" for tensor in plan.tensors)
-            self._verification = verify(
-                self._workload, self._spec.rounds, inputs, run.read("o"), run.read("lse") if has_lse else None
-            )
+            self._verification = trial(self._spec, self._workload, plan, run, inputs)
             if not self._verification.passed:
                 return self.row(RowStatus.ERROR, f"wrong result, not timed: {self._verification.detail}")
         report("sampling")

@@ -1,18 +1,18 @@
-"""Does the kernel compute attention? And the same bits each time?"""
+"""Does the kernel compute attention, or its gradients? And the same bits each time?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.workloads import NumericsCase
 from attnprof.kernels.executor import Executor, Run
-from attnprof.kernels.inputs import make_inputs
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.verify import verify
+from attnprof.kernels.trial import trial, trial_inputs
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 from attnprof.model.workload import Workload
@@ -29,7 +29,11 @@ def check_numerics(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[CheckRow]:
-    """One row an element type: the case that comes closest to its limit, or how many failed and which came first."""
+    """One row an element type: the case that comes closest to its limit, or how many failed and which came first.
+
+    The cases are run in the kernel's own pass.
+    """
+    cases = [replace(case, workload=replace(case.workload, direction=spec.direction)) for case in cases]
     for dtype, group in groupby(sorted(cases, key=lambda case: case.workload.dtype), lambda case: case.workload.dtype):
         yield _numerics_row(spec, dtype, tuple(group), executor, seed, progress)
 
@@ -103,14 +107,11 @@ def _closeness(case: Case) -> float:
 
 def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
     plan = spec.plan(case.workload, executor.device)
-    inputs = make_inputs(case.workload, distribution=case.distribution, seed=seed)
+    inputs = trial_inputs(case.workload, executor, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
             run.write(name, values)
-        run.poison()
-        run.launch()
-        outputs = _outputs(run, plan)
-    verdict = verify(case.workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
+        verdict = trial(spec, case.workload, plan, run, inputs)
     status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
     return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
 
@@ -127,7 +128,10 @@ _DETERMINISM_WORKLOADS = tuple(
 
 
 def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, seed: int = 0) -> CheckRow:
-    """Whether ``runs`` runs on the same input agree bit for bit, outputs poisoned before each."""
+    """Whether ``runs`` runs on the same input agree bit for bit, outputs poisoned before each.
+
+    Of a kernel that says it varies, nothing is asked.
+    """
 
     def row(status: CheckStatus, value: int | None, detail: str, *, lost: bool = False) -> CheckRow:
         return CheckRow(
@@ -144,9 +148,12 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 
     if executor.backend == "emulator":
         return row(CheckStatus.SKIPPED, None, "the emulator runs in one fixed order: nothing could differ")
-    workloads = [workload for workload in _DETERMINISM_WORKLOADS if spec.unsupported(workload) is None]
+    if spec.varies is not None:
+        return row(CheckStatus.SKIPPED, None, spec.varies)
+    asked = [replace(workload, direction=spec.direction) for workload in _DETERMINISM_WORKLOADS]
+    workloads = [workload for workload in asked if spec.unsupported(workload) is None]
     if not workloads:
-        return row(CheckStatus.SKIPPED, None, spec.unsupported(_DETERMINISM_WORKLOADS[0]) or "no workloads")
+        return row(CheckStatus.SKIPPED, None, spec.unsupported(asked[0]) or "no workloads")
     try:
         for workload in workloads:
             differing, where = _differing_runs(spec, workload, executor, runs, seed)
@@ -165,7 +172,7 @@ def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, ru
 
     plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
-        for name, values in make_inputs(workload, seed=seed).items():
+        for name, values in trial_inputs(workload, executor, seed=seed).items():
             run.write(name, values)
         first: dict[str, NDArray[Any]] = {}
         differing, where = 0, ""

@@ -11,7 +11,6 @@ from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.workloads import full_set, small_set
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.workload import Pass
 
 NO_EXECUTOR = "needs a GPU or the emulator: there is neither"
 
@@ -87,6 +86,4 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
 def _blocked(spec: KernelSpec, executor: Executor | None, options: CheckOptions) -> str | None:
     if executor is None:
         return options.no_executor
-    if spec.direction is not Pass.FWD:
-        return "only forward kernels can be verified so far"
     return spec.runs_on(executor.device.compute_capability)
