@@ -14,7 +14,7 @@ from attnprof.model.errors import UsageError
 
 if TYPE_CHECKING:
     from attnprof.kernels.spec import KernelSpec
-    from attnprof.model.workload import Workload
+    from attnprof.model.workload import Pass, Workload
 
 _WORKLOAD = "Workload"
 _FORMAT = "Output"
@@ -117,8 +117,8 @@ class WorkloadOptions:
         )
 
 
-def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
-    """The chosen kernels, in the order given; without a choice, the built-in ladder.
+def kernels(names: Sequence[str] | None, direction: Pass | None = None) -> tuple[KernelSpec, ...]:
+    """The chosen kernels, in the order given; without a choice, the built-in ladder, or what of it computes one pass.
 
     ``all`` adds what other packages register: finding those costs a scan of the installed packages.
 
@@ -128,7 +128,7 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
     from attnprof.kernels import catalogue
 
     if not names:
-        return catalogue.builtin()
+        return tuple(spec for spec in catalogue.builtin() if direction in (None, spec.direction))
     chosen = values.kernel_names(names)
     try:
         return catalogue.select(chosen)

@@ -71,7 +71,7 @@ def bench(
     workloads = options.WorkloadOptions(
         seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction
     ).workloads()
-    specs = options.kernels(kernel)
+    specs = options.kernels(kernel, workloads[0].direction)
     peer_names = backends.check_peers(peer or [])
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:
 

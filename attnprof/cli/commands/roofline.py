@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import gpus, options
+from attnprof.cli import baseline, gpus, options
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -56,7 +56,9 @@ def roofline(
     workloads = options.WorkloadOptions(
         seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction
     ).workloads()
-    specs = options.kernels(kernel)
+    specs = options.kernels(kernel, workloads[0].direction)
+    if not kernel and baseline.NAME not in [spec.name for spec in specs]:
+        specs = (*options.kernels([baseline.NAME]), *specs)  # which has a ledger for either pass
     targets = gpus.targets(gpu)
 
     sections: list[Section] = []
@@ -99,11 +101,10 @@ def predict(
     A kernel that can't run here is predicted all the same: the figures are those of its ledger on this GPU, and
     ``unsupported`` says why it can't.
     """
-    from attnprof.cli.baseline import Baseline
     from attnprof.model.roofline import roofline as roofline_of
     from attnprof.model.roofline import row
 
-    baseline = Baseline(device, source)
+    naive = baseline.Baseline(device, source)
     rows: list[dict[str, Any]] = []
     for workload in workloads:
         for spec in specs:
@@ -111,7 +112,7 @@ def predict(
             roof = roofline_of(workload, demand, device, source)
             rows.append(
                 {
-                    **row(spec.name, workload, demand, roof, speedup_vs_naive=baseline.speedup(workload, roof.time_s)),
+                    **row(spec.name, workload, demand, roof, speedup_vs_naive=naive.speedup(workload, roof.time_s)),
                     "gpu": device.name,
                     "unsupported": spec.unsupported(workload) or spec.runs_on(device.compute_capability),
                 }
