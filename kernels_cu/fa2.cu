@@ -2,13 +2,13 @@
 // Idea: FlashAttention-2. A block owns BLOCK_Q queries and walks over the keys once; the unnormalised output, the
 //   running row maximum and the running row sum stay in registers. One division and one write at the end.
 // Change from the previous rung: fa1 has the keys outside and the queries inside, so O, m and l cross HBM at every
-//   step; here the loops are swapped and they never do. Both products run on tensor cores, out of swizzled shared memory.
+//   step; here the loops are swapped and they never do. Both products run on tensor cores.
 // Traffic: reads Q, K, V once and writes O once: 4·N·d·e bytes a head. K and V count once a KV head, since the blocks
 //   that share them run side by side and meet in L2. -DWRITE_LSE=1 writes 4 bytes a row more, for a backward to read.
 // Tiles / threads / shared memory: BLOCK_Q rows of Q, and KV_STAGES times BLOCK_KV rows each of K and V, HEAD_DIM wide
-//   and without padding; WARPS warps split the rows of Q. At d 128: 128 x 64, two stages, 96 KiB, 4 warps, so that two
-//   blocks fit an H100 or H200 SM. A warp owns 32 rows, because every fragment of K or V then feeds two products: with
-//   16, reading shared memory would take longer than multiplying.
+//   and without padding; WARPS warps split the rows of Q. On H100 and H200 at d 128: 128 x 64, two stages, 96 KiB, 4
+//   warps, so that two blocks fit an SM. A warp owns 32 rows, because every fragment of K or V then feeds two products:
+//   with 16, reading shared memory would take longer than multiplying.
 // Limits: sm_80 and later; HEAD_DIM 64 or 128; scale > 0; lengths below 2^30. A row whose every score is -inf counts as
 //   empty if a mask cuts its tile. Inside the tile on the diagonal a masked key has weight 0, and 0 times NaN is NaN.
 // References: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 1; Milakov and Gimelshein, arXiv:1805.02867 (running
@@ -39,13 +39,9 @@ static_assert(KV_STAGES == 1 || KV_STAGES == 2, "KV_STAGES must be 1 or 2");
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float LOG2_E = 1.4426950408889634f;
-#define INF __int_as_float(0x7f800000)  // NVRTC has no INFINITY
 // O is rescaled only when a row maximum grew by more than this, in powers of two. Until then the old maximum serves as
 // well: it only keeps P in range, and fp16 reaches 2^16. At 0 every new maximum rescales.
 constexpr float RESCALE_THRESHOLD = RESCALE_LOG2;
-
-// A value that is the same in all lanes, so that the compiler knows it too and gives it a uniform register.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(ALL_LANES, value, 0); }
 
 // The address of a row in a tensor. Row numbers over all heads fit 32 bits, elements do not.
 template <typename T>
@@ -79,12 +75,10 @@ struct State {
 };
 
 template <bool masked>
-struct Masked {
-    static constexpr bool value = masked;
-};
+struct Masked { static constexpr bool value = masked; };
 
 using Scores = float[M_TILES][N_TILES][4];
-using QFragments = unsigned[M_TILES][HEAD_DIM / 16][4];
+using QFragments = unsigned[HEAD_DIM / 16][M_TILES][4];
 
 // Where ldmatrix finds 16 columns of a tile from some row on. `lane_part` is the lane's own row and chunk, swizzled;
 // the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp.
@@ -92,25 +86,22 @@ __device__ __forceinline__ unsigned fragment_address(unsigned tile_smem, unsigne
     return tile_smem + (lane_part ^ (slice % 4 * 32)) + slice / 4 * 128 + row * ROW_BYTES;
 }
 
-// S = Q K^T for the warp's rows, which begin at `q_smem`.
+__device__ __forceinline__ void load_q(unsigned (&q)[M_TILES][4], unsigned q_smem, unsigned lane_part, int slice) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) ldmatrix_x4(q[m], fragment_address(q_smem, lane_part, m * 16, slice));
+}
+
+// S += Q K^T for the warp's rows, which begin at `q_smem`.
 __device__ __forceinline__ void scores(Scores& s_rmem, unsigned q_smem, const QFragments& q_rmem, unsigned k_smem,
                                        unsigned qv_lane, unsigned k_lane) {
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) s_rmem[m][n][0] = s_rmem[m][n][1] = s_rmem[m][n][2] = s_rmem[m][n][3] = 0.0f;
-#pragma unroll
     for (int slice = 0; slice < HEAD_DIM / 16; ++slice) {
-        unsigned q[M_TILES][4];
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
 #if Q_IN_REGISTERS
-            q[m][0] = q_rmem[m][slice][0], q[m][1] = q_rmem[m][slice][1];
-            q[m][2] = q_rmem[m][slice][2], q[m][3] = q_rmem[m][slice][3];
+        const auto& q = q_rmem[slice];
 #else
-            ldmatrix_x4(q[m], fragment_address(q_smem, qv_lane, m * 16, slice));
+        unsigned q[M_TILES][4];
+        load_q(q, q_smem, qv_lane, slice);
 #endif
-        }
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             unsigned k[4];
@@ -124,9 +115,13 @@ __device__ __forceinline__ void scores(Scores& s_rmem, unsigned q_smem, const QF
     }
 }
 
-// Hide keys that a row must not see. `limit`: how many of the block's keys this lane's first row sees, less the lane's
-// first column; under a causal mask each row sees one more than the row above. The rest is known at compile time.
-__device__ __forceinline__ void mask(Scores& s_rmem, int limit) {
+// Hide keys that a row must not see. `visible`: how many of the block's keys the thread block's first row sees; under a
+// causal mask each row sees one more than the row above.
+__device__ __forceinline__ void mask(Scores& s_rmem, int visible) {
+    const int thread = computed_late(threadIdx.x);
+    const int lane_row = thread / 32 * M_TILES * 16 + thread % 32 / 4;
+    // Less the lane's first column, so that all else in the comparison below is known at compile time.
+    const int limit = visible + (CAUSAL ? lane_row : 0) - thread % 4 * 2;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -295,15 +290,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         state.shift[m][0] = state.shift[m][1] = INF;
         state.sum[m][0] = state.sum[m][1] = 0.0f;
 #pragma unroll
-        for (int d = 0; d < D_TILES; ++d)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state.o[m][d][e] = 0.0f;
+        for (int i = 0; i < D_TILES * 4; ++i) state.o[m][i / 4][i % 4] = 0.0f;
     }
 
     // The rightmost block goes first, and it alone may be ragged.
     const int kv_head = uniform(head / heads_per_kv_head);
-    unsigned kv_row = kv_head * seq_kv + (kv_blocks - 1) * BLOCK_KV;  // where the next tiles to be copied start
+    const unsigned first_key = kv_head * seq_kv;  // row of K and V, over all heads
     if (kv_blocks > 0) {
+        const unsigned kv_row = first_key + (kv_blocks - 1) * BLOCK_KV;
         const int keys_left = seq_kv - (kv_blocks - 1) * BLOCK_KV;
         copy_ragged<BLOCK_KV>(kv_smem, at_row(k, kv_row), keys_left);
         if (KV_STAGES == 2) copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row), keys_left);
@@ -315,28 +309,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     cp_async_wait<0>();
     __syncthreads();
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-        for (int slice = 0; slice < HEAD_DIM / 16; ++slice)
-            ldmatrix_x4(q_rmem[m][slice], fragment_address(warp_q_smem, qv_lane, m * 16, slice));
+    for (int slice = 0; slice < HEAD_DIM / 16; ++slice) load_q(q_rmem[slice], warp_q_smem, qv_lane, slice);
 #endif
 
-    const int limit = (CAUSAL ? diagonal + warp * M_TILES * 16 + lane / 4 : seq_kv) - lane % 4 * 2;  // see mask()
     unsigned stage = 0;  // byte offset of the stage that holds this step's K and V
 
-    auto step = [&](auto tag, int block) {
+    auto step = [&](auto tag, int kv_block) {
         constexpr bool masked = decltype(tag)::value;
-        Scores s_rmem;
+        const int block = computed_late(kv_block);  // what derives from it would otherwise become further counters
+        const unsigned kv_row = first_key + block * BLOCK_KV;
+        Scores s_rmem = {};
         cp_async_wait<0>();
         __syncthreads();  // everyone's copies have landed, and everyone has left the previous block's V
         if (KV_STAGES == 2) {
             // The next block's copies have this whole step to land; one barrier a step lets warps drift apart, so
             // that one's exponentials meet another's products.
-            kv_row -= BLOCK_KV;
             if (block > 0) {
                 const unsigned next_smem = kv_smem + (stage ^ 2 * KV_BYTES);
-                copy_rows<BLOCK_KV>(next_smem, at_row(k, kv_row));
-                copy_rows<BLOCK_KV>(next_smem + KV_BYTES, at_row(v, kv_row));
+                copy_rows<BLOCK_KV>(next_smem, at_row(k, kv_row - BLOCK_KV));
+                copy_rows<BLOCK_KV>(next_smem + KV_BYTES, at_row(v, kv_row - BLOCK_KV));
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem + stage, qv_lane, k_lane);
@@ -351,11 +342,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem, qv_lane, k_lane);
             cp_async_wait<0>();
             __syncthreads();  // V is there for all, and K is no longer read
-            kv_row -= BLOCK_KV;
-            if (block > 0) copy_rows<BLOCK_KV>(kv_smem, at_row(k, kv_row));
+            if (block > 0) copy_rows<BLOCK_KV>(kv_smem, at_row(k, kv_row - BLOCK_KV));
             cp_async_commit();
         }
-        if (masked) mask(s_rmem, limit - block * BLOCK_KV);
+        if (masked) mask(s_rmem, (CAUSAL ? diagonal : seq_kv) - block * BLOCK_KV);
         raise_max(state, s_rmem, scale_log2);
         accumulate<masked && CAUSAL>(state, s_rmem, kv_smem + KV_BYTES + stage, qv_lane, scale_log2);
         if (KV_STAGES == 2) stage ^= 2 * KV_BYTES;
@@ -379,9 +369,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // A block with no keys at all gets here while Q, which O is about to overwrite, may still be on its way.
     cp_async_wait<0>();
     __syncthreads();
-    const unsigned o_row = computed_late(head) * seq_q + q_start;
-    write_output(state, smem, at_row(o, o_row), q_rows);
+    write_output(state, smem, at_row(o, first_row), q_rows);
 #if WRITE_LSE
-    write_lse(state, lse + o_row, q_rows);
+    write_lse(state, lse + first_row, q_rows);
 #endif
 }

@@ -63,9 +63,6 @@ static_assert(DS_STAGES == 1 || DS_STAGES == 2, "DS_STAGES must be 1 or 2");
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// A value that is the same in all lanes, so that the compiler knows it too and gives it a uniform register.
-__device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
 // The elements of a row in global memory, known at compile time unless the head dim is padded.
 __device__ __forceinline__ int row_elements(int head_dim) { return PADDED ? head_dim : HEAD_DIM; }
 
@@ -361,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                            int accumulator_tiles,  // from one block's accumulator of dQ to the next; 0: they share one
                            float scale, float scale_log2) {  // scale * log2(e)
     extern __shared__ __align__(128) unsigned char smem[];
-    const int warp = warp_uniform(threadIdx.x / 32);
+    const int warp = uniform(threadIdx.x / 32);
     // Warps of the same keys are neighbours, and so on different schedulers: when they wait for one another, the others
     // of each scheduler go on.
     const int warp_kv = warp / WARPS_Q;
@@ -385,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         // Query i sees keys up to i + seq_kv - seq_q (bottom-right). Tiles of queries before the first that sees any key of
         // the block are never loaded. The last query sees every key, so there is always one.
         const int first_q_block = CAUSAL ? max(0, kv_start + seq_q - seq_kv) / BLOCK_Q : 0;
-        const int steps = warp_uniform((q_blocks - first_q_block) * heads_per_kv_head);
+        const int steps = uniform((q_blocks - first_q_block) * heads_per_kv_head);
 
         int head = kv_head * heads_per_kv_head;  // of the tile that is copied next; batch * heads + query head
         int q_block = first_q_block;

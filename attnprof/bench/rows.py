@@ -27,10 +27,13 @@ class RowStatus(StrEnum):
 class WarningKind(Enum):
     """What can make a figure misleading: a stable code, and what to do about it."""
 
-    ABOVE_ROOF = ("above-roof", "check the device's ceilings, or that the ledger counts what the kernel really moves")
+    ABOVE_ROOF = ("above-roof", "try --ceilings clock, or check that the demand counts what the kernel really does")
     FITS_L2 = ("fits-l2", "lengthen the sequence or the batch until the tensors exceed L2 to measure HBM")
     ABOVE_COPY_RATE = ("above-copy-rate", "the traffic is predicted, not counted: part of it stays in cache")
-    ABOVE_MATMUL_RATE = ("above-matmul-rate", "measure again: the library's matrix product should not be slower")
+    ABOVE_MATMUL_RATE = (
+        "above-matmul-rate",
+        "measure again: the library's matrix product ran below its best, at a lower clock perhaps",
+    )
     BELOW_RESOLUTION = ("below-resolution", "use a longer sequence, more heads or a larger batch")
     CLOCK_DRIFT = ("clock-drift", "let the GPU cool, or lock its clocks: nvidia-smi --lock-gpu-clocks")
     THROTTLED = ("throttled", "raise the power limit, cool the GPU, or compare only rows of one interleaved run")

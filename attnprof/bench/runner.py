@@ -19,7 +19,7 @@ from attnprof.bench.warnings import row_warnings
 from attnprof.kernels.executor import Timed, TimedExecutor, TimedRun
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import trial, trial_inputs
+from attnprof.kernels.trial import inputs_for, judge
 from attnprof.kernels.verify import Verification
 from attnprof.model.ceilings import Source
 from attnprof.model.errors import AttnprofError, ContextLost, LaunchLimitError, OutOfMemory, UnsupportedWorkload
@@ -131,9 +131,13 @@ class _Attempt:
         self._peers = peers
         self._rates = rates
         demand = spec.demand(workload, executor.device)
+        self._flops = spec.flops(workload)
         self._hbm_bytes = demand.hbm_bytes
-        self._roof: Roofline = roofline(workload, demand, executor.device, options.ceilings)
-        self._prediction = row(spec.name, workload, demand, self._roof)
+        self._roof: Roofline = roofline(workload, demand, executor.device, options.ceilings, flops=self._flops)
+        self._prediction = {
+            **row(spec.name, workload, demand, self._roof, flops=self._flops),
+            "operation": spec.operation,
+        }
         self._run: TimedRun | None = None
         self._verification: Verification | None = None
         self._sampling: Sampling | None = None
@@ -165,12 +169,15 @@ class _Attempt:
 
     def _measure(self, run: TimedRun, plan: LaunchPlan, report: Callable[[str], None]) -> BenchRow:
         report("filling inputs")
-        inputs = trial_inputs(self._workload, self._executor, seed=self._options.seed)
+        inputs = inputs_for(self._spec, self._workload, executor=self._executor, seed=self._options.seed)
         for name, values in inputs.items():
             run.write(name, values)
         if self._options.verify:
             report("verifying")
-            self._verification = trial(self._spec, self._workload, plan, run, inputs)
+            run.poison()
+            run.launch()
+            outputs = {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
+            self._verification = judge(self._spec, self._workload, inputs, outputs)
             if not self._verification.passed:
                 return self.row(RowStatus.ERROR, f"wrong result, not timed: {self._verification.detail}")
         report("sampling")
@@ -213,7 +220,7 @@ class _Attempt:
             verification=self._verification,
             time=stats,
             stop_reason=sampling.stop_reason if sampling else None,
-            flops_per_s=rate_of(self._workload.flops, median_s),
+            flops_per_s=rate_of(self._flops, median_s),
             hbm_bytes_per_s=rate_of(self._hbm_bytes, median_s),
             pct_of_roof=100.0 * roof_time_s / median_s if median_s is not None and roof_time_s is not None else None,
             readings=DeviceReadings.of(series.samples) if series and series.samples else None,
@@ -235,7 +242,7 @@ class _Attempt:
             results[name] = PeerResult(
                 name=name,
                 time=stats,
-                flops_per_s=rate_of(self._workload.flops, peer_s),
+                flops_per_s=rate_of(self._flops, peer_s),
                 speedup=peer_s / median_s if peer_s is not None and median_s is not None else None,
                 reason=None if stats else self._peer_reasons.get(name) or failed or "not sampled",
             )

@@ -1,18 +1,20 @@
-"""Does the kernel compute attention, or its gradients? And the same bits each time?"""
+"""Does the kernel compute attention? And the same bits each time?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from attnprof.check import softmax_workloads
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.workloads import NumericsCase
 from attnprof.kernels.executor import Executor, Run
+from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.plan import LaunchPlan
-from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import trial, trial_inputs
+from attnprof.kernels.spec import KernelSpec, workload_label
+from attnprof.kernels.trial import inputs_for, judge
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 from attnprof.model.workload import Workload
@@ -29,10 +31,7 @@ def check_numerics(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[CheckRow]:
-    """One row an element type: the case that comes closest to its limit, or how many failed and which came first.
-
-    The cases are run in the kernel's own pass.
-    """
+    """One row an element type: the case that comes closest to its limit, or how many failed and which came first."""
     cases = [replace(case, workload=replace(case.workload, direction=spec.direction)) for case in cases]
     for dtype, group in groupby(sorted(cases, key=lambda case: case.workload.dtype), lambda case: case.workload.dtype):
         yield _numerics_row(spec, dtype, tuple(group), executor, seed, progress)
@@ -54,6 +53,8 @@ def _numerics_row(
         if reason is not None:
             refused.append(reason)
             continue
+        if spec.largest_logit is not None and case.distribution in BEYOND_ANY_LIMIT:
+            continue  # wrong by design: check_overflow shows it
         progress(f"{spec.name}: {case.label}")
         try:
             done.append(_run_case(spec, case, executor, seed))
@@ -92,6 +93,37 @@ def _numerics_row(
     return row(CheckStatus.PASS, worst, f"{len(done)} {dtype} workloads; closest to its limit: {worst.workload}")
 
 
+# Distributions with logits that no kernel survives which does not subtract the row's maximum.
+BEYOND_ANY_LIMIT = (Distribution.LARGE_LOGITS, Distribution.MASKED)
+
+
+def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, seed: int = 0) -> CheckRow:
+    """Whether a kernel with a limit on its logits fails beyond it, as it is documented to.
+
+    ``value`` counts the elements that came out NaN or infinite. Were there none, the limit would be a mistake.
+    """
+    import numpy as np
+
+    from attnprof.model.rounding import decode
+
+    def row(status: CheckStatus, value: int | None, detail: str, *, lost: bool = False) -> CheckRow:
+        limit, unit = (None, None) if value is None else (1, "NaN or infinite elements")
+        return CheckRow(spec.name, Check.OVERFLOW, status, value, limit, unit, executor.arch, detail, context_lost=lost)
+
+    try:
+        _, outputs = _run(spec, case, executor, seed)
+    except ContextLost as error:
+        return row(CheckStatus.FAIL, None, error.message, lost=True)
+    except AttnprofError as error:
+        return row(CheckStatus.FAIL, None, error.message)
+    values = [decode(output, case.workload.dtype) for output in outputs.values()]
+    wild = sum(int(np.count_nonzero(~np.isfinite(each))) for each in values)
+    of = f"{wild} of {sum(each.size for each in values)} elements on {case.label}"
+    if not wild:
+        return row(CheckStatus.FAIL, 0, f"logits beyond {spec.largest_logit:g} came out finite: {of}")
+    return row(CheckStatus.PASS, wild, f"logits beyond {spec.largest_logit:g} overflow, as documented: {of}")
+
+
 def _failed(case: NumericsCase, error: AttnprofError) -> Case:
     return Case(case.label, CheckStatus.FAIL, None, None, error.message)
 
@@ -106,14 +138,24 @@ def _closeness(case: Case) -> float:
 
 
 def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
+    inputs, outputs = _run(spec, case, executor, seed)
+    verdict = judge(spec, case.workload, inputs, outputs)
+    status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
+    return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
+
+
+def _run(
+    spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int
+) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
+    """Inputs and outputs of one run, outputs poisoned before it."""
     plan = spec.plan(case.workload, executor.device)
-    inputs = trial_inputs(case.workload, executor, distribution=case.distribution, seed=seed)
+    inputs = inputs_for(spec, case.workload, executor=executor, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
             run.write(name, values)
-        verdict = trial(spec, case.workload, plan, run, inputs)
-    status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
-    return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
+        run.poison()
+        run.launch()
+        return inputs, _outputs(run, plan)
 
 
 def _outputs(run: Run, plan: LaunchPlan) -> dict[str, NDArray[Any]]:
@@ -128,10 +170,7 @@ _DETERMINISM_WORKLOADS = tuple(
 
 
 def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, seed: int = 0) -> CheckRow:
-    """Whether ``runs`` runs on the same input agree bit for bit, outputs poisoned before each.
-
-    Of a kernel that says it varies, nothing is asked.
-    """
+    """Whether ``runs`` runs on the same input agree bit for bit, outputs poisoned before each."""
 
     def row(status: CheckStatus, value: int | None, detail: str, *, lost: bool = False) -> CheckRow:
         return CheckRow(
@@ -150,7 +189,8 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
         return row(CheckStatus.SKIPPED, None, "the emulator runs in one fixed order: nothing could differ")
     if spec.varies is not None:
         return row(CheckStatus.SKIPPED, None, spec.varies)
-    asked = [replace(workload, direction=spec.direction) for workload in _DETERMINISM_WORKLOADS]
+    chosen = softmax_workloads.determinism_set() if spec.operation == "softmax" else _DETERMINISM_WORKLOADS
+    asked = [replace(workload, direction=spec.direction) for workload in chosen]
     workloads = [workload for workload in asked if spec.unsupported(workload) is None]
     if not workloads:
         return row(CheckStatus.SKIPPED, None, spec.unsupported(asked[0]) or "no workloads")
@@ -158,13 +198,18 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
         for workload in workloads:
             differing, where = _differing_runs(spec, workload, executor, runs, seed)
             if differing:
-                detail = f"{differing} of {runs} runs differ from the first on {workload.label}; {where}"
+                name = workload_label(workload, spec.operation)
+                detail = f"{differing} of {runs} runs differ from the first on {name}; {where}"
                 return row(CheckStatus.FAIL, differing, detail)
     except ContextLost as error:
         return row(CheckStatus.FAIL, None, error.message, lost=True)
     except AttnprofError as error:
         return row(CheckStatus.FAIL, None, error.message)
-    return row(CheckStatus.PASS, 0, f"{runs} runs, bit for bit, on {' and '.join(w.label for w in workloads)}")
+    return row(
+        CheckStatus.PASS,
+        0,
+        f"{runs} runs, bit for bit, on {' and '.join(workload_label(w, spec.operation) for w in workloads)}",
+    )
 
 
 def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, runs: int, seed: int) -> tuple[int, str]:
@@ -172,7 +217,7 @@ def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, ru
 
     plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
-        for name, values in trial_inputs(workload, executor, seed=seed).items():
+        for name, values in inputs_for(spec, workload, executor=executor, seed=seed).items():
             run.write(name, values)
         first: dict[str, NDArray[Any]] = {}
         differing, where = 0, ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Protocol
 
+from attnprof.check import softmax_workloads
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
@@ -173,12 +174,20 @@ def _occupancy_row(
     return CheckRow(spec.name, Check.OCCUPANCY, status, blocks, needed, "blocks per SM", arch, where)
 
 
-def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
-    """Launches of every variant, found by planning workloads short and long with each type, head dim and mask."""
-    uses: dict[tuple[Build, str], _Use] = {}
+def _workloads(spec: KernelSpec) -> Iterator[Workload]:
+    """Short and long ones with each type, head dim and mask: between them they launch every variant."""
+    if spec.operation == "softmax":
+        yield from softmax_workloads.resource_set()
+        return
     choices = product((64, 1024, 40_000), (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
     for seq, head_dim, dtype, causal in choices:
-        workload = Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+        yield Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+
+
+def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:
+    """How every variant is launched on a device."""
+    uses: dict[tuple[Build, str], _Use] = {}
+    for workload in _workloads(spec):
         if spec.unsupported(workload) is not None:
             continue
         claims = {

@@ -15,6 +15,7 @@ class Check(StrEnum):
     OCCUPANCY = "occupancy"
     NUMERICS = "numerics"
     DETERMINISM = "determinism"
+    OVERFLOW = "overflow"
 
 
 class CheckStatus(StrEnum):

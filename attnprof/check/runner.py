@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attnprof.check.numerics import check_determinism, check_numerics
+from attnprof.check.cases import cases_for
+from attnprof.check.numerics import check_determinism, check_numerics, check_overflow
 from attnprof.check.resources import Compiler, check_resources
 from attnprof.check.rows import Check, CheckRow, CheckStatus
-from attnprof.check.workloads import full_set, small_set
+from attnprof.check.softmax_workloads import overflow_case
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
 
@@ -56,8 +57,8 @@ def run_checks(
             if row.check in options.checks:
                 yield row
         blocked = lost or _blocked(spec, executor, options)
-        for check in (Check.NUMERICS, Check.DETERMINISM):
-            if check not in options.checks:
+        for check in (Check.NUMERICS, Check.DETERMINISM, Check.OVERFLOW):
+            if check not in options.checks or (check is Check.OVERFLOW and spec.largest_logit is None):
                 continue
             if executor is None or blocked is not None:
                 arch = executor.arch if executor else None
@@ -75,9 +76,11 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
         options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
         yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
         return
+    if check is Check.OVERFLOW:
+        yield check_overflow(spec, overflow_case(), executor, seed=options.seed)
+        return
     full = options.full if options.full is not None else executor.backend == "gpu"
-    cases = tuple(full_set() if full else small_set())
-    for row in check_numerics(spec, cases, executor, seed=options.seed, progress=options.progress):
+    for row in check_numerics(spec, cases_for(spec, full=full), executor, seed=options.seed, progress=options.progress):
         yield row
         if row.context_lost:
             return

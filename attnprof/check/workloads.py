@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from attnprof.kernels.inputs import Distribution
+from attnprof.kernels.spec import Operation, workload_label
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
 
@@ -20,12 +21,13 @@ class NumericsCase:
 
     workload: Workload
     distribution: Distribution = Distribution.NORMAL
+    operation: Operation = "attention"
 
     @property
     def label(self) -> str:
-        """``b2 h4/2 s200 d64 fp16 causal large-logits``."""
+        """``b2 h4/2 s200 d64 fp16 causal large-logits``, or ``11 x 1025 fp16 masked`` of a matrix."""
         suffix = "" if self.distribution is Distribution.NORMAL else f" {self.distribution}"
-        return f"{self.workload.label}{suffix}"
+        return f"{workload_label(self.workload, self.operation)}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from attnprof.bench.rows import MeasuredRate
     from attnprof.bench.runner import BenchOptions, PeerFactory
     from attnprof.compiler import Compiler
+    from attnprof.emulator.executor import EmulatorExecutor
     from attnprof.gpu.executor import GpuExecutor
     from attnprof.gpu.peers import Peer
     from attnprof.kernels.executor import Executor
+    from attnprof.model.devices import DeviceSpec
     from attnprof.model.workload import Workload
 
 
@@ -123,6 +125,19 @@ def open_checker(backend: str | None, compiler: Compiler) -> Checker:
     except EnvironmentProblem as problem:
         hint = f" ({problem.hint})" if problem.hint else ""
         return Checker(None, f"nothing: {no_gpu}; no emulator: {problem.message}{hint}", f"{no_gpu}; {problem.message}")
+
+
+def open_tracer(compiler: Compiler, device: DeviceSpec) -> EmulatorExecutor:
+    """The emulator as ``trace`` needs it: it counts and checks everything, and records faults instead of raising.
+
+    Raises:
+        EnvironmentProblem: NVRTC is missing.
+    """
+    from attnprof.compiler import nvrtc
+    from attnprof.emulator.executor import EmulatorExecutor, Mode
+
+    nvrtc.version()
+    return EmulatorExecutor(compiler, device, mode=Mode.ALL, on_fault="record", find_nans=True)
 
 
 def _on_gpu(executor: GpuExecutor) -> Checker:

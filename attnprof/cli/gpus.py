@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from attnprof.cli import values
 from attnprof.report import units
+from attnprof.report.workload import matrices
 
 if TYPE_CHECKING:
     from attnprof.model.ceilings import Ceilings, Source
@@ -102,6 +103,9 @@ def labelled(label: str, text: str) -> str:
 
 def workload_line(rows: Sequence[dict[str, object]]) -> str:
     """What all rows have in common: ``forward · batch 1 · 32 heads · head dim 128 · fp16 · no mask``."""
+    if matrices(rows):
+        types = dict.fromkeys(str(row["dtype"]) for row in rows)
+        return labelled("Workload", f"softmax of a matrix's rows · {', '.join(types)}")
     parts: list[str] = []
     for key, text in _WORKLOAD_TEXT.items():
         found = {row[key] for row in rows}

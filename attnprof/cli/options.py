@@ -14,7 +14,10 @@ from attnprof.model.errors import UsageError
 
 if TYPE_CHECKING:
     from attnprof.kernels.spec import KernelSpec
-    from attnprof.model.workload import Pass, Workload
+    from attnprof.model.workload import Workload
+
+# A matrix that no L2 cache holds.
+MATRIX_BYTES = 2**30
 
 _WORKLOAD = "Workload"
 _FORMAT = "Output"
@@ -49,6 +52,14 @@ Ceilings = Annotated[
         "--ceilings", metavar="datasheet|clock", help="Peaks from the datasheet, or from units times the top clock."
     ),
 ]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="N", help="Softmax kernels: rows of the matrix.  [default: for 1 GiB]"),
+]
+Cols = Annotated[
+    list[str] | None,
+    typer.Option("--cols", metavar="N", help="Softmax kernels: columns of the matrix, instead of --seq; as --seq."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Strict JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
 Md = Annotated[bool, typer.Option("--md", help="Markdown on stdout.")]
@@ -72,6 +83,56 @@ class WorkloadOptions:
     dtype: Sequence[str] | None
     causal: bool
     direction: str
+    rows: Sequence[str] | None = None
+    cols: Sequence[str] | None = None
+
+    def sweep(self, kernel_names: Sequence[str] | None) -> tuple[tuple[KernelSpec, ...], tuple[Workload, ...]]:
+        """The kernels and what they run on: attention in the asked pass, or matrices where ``--cols`` is given.
+
+        Raises:
+            UsageError: a value that is not allowed, or kernels that do not compute what the options describe.
+        """
+        from attnprof.model.workload import Pass
+
+        matrices = self.rows is not None or self.cols is not None
+        specs = kernels(kernel_names)
+        named = values.kernel_names(kernel_names or [])
+        if not named or (matrices and "all" in named):
+            operation = "softmax" if matrices else "attention"
+            specs = tuple(spec for spec in specs if spec.operation == operation)
+        if not named and not matrices:
+            direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
+            specs = tuple(spec for spec in specs if spec.direction is direction)
+        others = [spec.name for spec in specs if spec.operation != "softmax"]
+        if matrices and others:
+            raise UsageError(
+                f"--rows and --cols are for softmax kernels; {others[0]} computes attention",
+                "attnprof kernels lists both; attention takes --seq",
+            )
+        if others:
+            values.choices(self.dtype or ["fp16"], "--dtype", ("fp16", "bf16"))  # the tensor cores' types
+        return specs, self._matrices() if matrices else self.workloads()
+
+    def _matrices(self) -> tuple[Workload, ...]:
+        from attnprof.model.dtypes import Dtype
+        from attnprof.model.workload import Workload
+
+        if self.seq is not None or self.kv_seq is not None:
+            raise UsageError(
+                "--cols and --seq exclude each other", "attnprof bench --kernel softmax-fused --cols 1k:32k:x2"
+            )
+        if self.causal:
+            raise UsageError("softmax kernels take no causal mask", "leave out --causal")
+        if self.cols is None:
+            raise UsageError("--rows needs --cols", "for example: --cols 4096 --rows 1024")
+        columns = values.counts(self.cols, "--cols", largest=values.MAX_LENGTH, example="4096")
+        rows = values.counts(self.rows or [], "--rows", largest=values.MAX_LENGTH, example="1024")
+        dtypes = [Dtype(name) for name in values.choices(self.dtype or ["fp16"], "--dtype", [str(d) for d in Dtype])]
+        _check_sweep(len(columns) * max(len(rows), 1) * len(dtypes), "--cols 1k:32k:x2")
+        return tuple(
+            Workload.of(r or max(1, MATRIX_BYTES // (c * dtype.itemsize)), seq_kv=c, heads=1, dtype=dtype)
+            for dtype, c, r in itertools.product(dtypes, columns, rows or (0,))
+        )
 
     def workloads(self, default_seq: str = "1k:32k:x2") -> tuple[Workload, ...]:
         """Every combination of the values that were given, lengths first.
@@ -93,14 +154,10 @@ class WorkloadOptions:
             )
         batch = values.count(self.batch, "--batch", example="1")
         head_dims = values.counts(self.head_dim or ["128"], "--head-dim", example="128")
-        dtypes = values.choices(self.dtype or ["fp16"], "--dtype", ("fp16", "bf16"))
+        dtypes = values.choices(self.dtype or ["fp16"], "--dtype", [str(dtype) for dtype in Dtype])
         direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
         combinations = len(lengths) * max(len(kv_lengths), 1) * len(head_dims) * len(dtypes)
-        if combinations > values.MAX_SWEEP:
-            raise UsageError(
-                f"{combinations:,} workloads are more than the {values.MAX_SWEEP:,} of one run",
-                "give fewer lengths, for example --seq 1k:32k:x2",
-            )
+        _check_sweep(combinations, "--seq 1k:32k:x2")
         return tuple(
             Workload.of(
                 seq_q,
@@ -117,8 +174,16 @@ class WorkloadOptions:
         )
 
 
-def kernels(names: Sequence[str] | None, direction: Pass | None = None) -> tuple[KernelSpec, ...]:
-    """The chosen kernels, in the order given; without a choice, the built-in ladder, or what of it computes one pass.
+def _check_sweep(combinations: int, example: str) -> None:
+    if combinations > values.MAX_SWEEP:
+        raise UsageError(
+            f"{combinations:,} workloads are more than the {values.MAX_SWEEP:,} of one run",
+            f"give fewer lengths, for example {example}",
+        )
+
+
+def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
+    """The chosen kernels, in the order given; without a choice, the built-in ladder.
 
     ``all`` adds what other packages register: finding those costs a scan of the installed packages.
 
@@ -128,7 +193,7 @@ def kernels(names: Sequence[str] | None, direction: Pass | None = None) -> tuple
     from attnprof.kernels import catalogue
 
     if not names:
-        return tuple(spec for spec in catalogue.builtin() if direction in (None, spec.direction))
+        return catalogue.builtin()
     chosen = values.kernel_names(names)
     try:
         return catalogue.select(chosen)

@@ -27,8 +27,8 @@ class Checks:
     """The checks of one launch; what they find is in ``faults``, each kind once an instruction.
 
     Two accesses are ordered when one thread makes both, or when a barrier that both warps pass lies between them
-    (``__syncwarp`` for threads of one warp). Blocks are ordered only by a fence in the one that wrote and an atomic
-    or volatile access after it in the other.
+    (``__syncwarp`` for threads of one warp). Without one, and always between blocks, it takes a fence in the one that
+    wrote and an atomic or volatile access after it in the other.
     """
 
     def __init__(self, program: Program, geometry: Geometry, allocations: Sequence[Allocation]) -> None:
@@ -39,8 +39,10 @@ class Checks:
         self._granule = granules["shared"]
         self._shadows = {id(a): Shadow(a, granules["global"]) for a in allocations}
         self._sequence = 0
-        self._fences = np.full(geometry.blocks, -1, np.int64)
-        self._syncs = np.full(geometry.blocks, -1, np.int64)
+        warps = -(-geometry.threads // WARP)
+        # When a warp last fenced, and last made an atomic or volatile access: a row a block of the grid.
+        self._fences = np.full((geometry.blocks, warps), -1, np.int64)
+        self._syncs = np.full((geometry.blocks, warps), -1, np.int64)
 
     def start_wave(self, wave: Wave) -> None:
         """Fresh shared memory and clocks for the next blocks."""
@@ -48,6 +50,7 @@ class Checks:
         self.births = Births()
         wave.shared.written = np.zeros(wave.shared.data.size, np.uint8)
         self._shared = Shadow(wave.shared, self._granule)
+        self._mbarriers: dict[int, NDArray[np.int32]] = {}
         warps = wave.size // WARP
         self._clock = np.ones(warps, np.int32)
         # What each warp knows of the others of its block: accesses up to this clock are ordered before its own.
@@ -78,13 +81,40 @@ class Checks:
         self._known[warps, warps % self.wave.warps_per_block] = self._clock[warps]
         self._clock[warps] += 1
 
-    def fence(self, x: Active) -> None:
-        """__threadfence: what this block wrote so far may be seen by others."""
-        self._sequence += 1
-        self._fences[self._blocks(x)] = self._sequence
+    def mbarrier_initialised(self, at: Lanes) -> None:
+        """A new mbarrier orders nothing yet."""
+        for where in np.unique(at):
+            self._mbarriers.pop(int(where), None)
 
-    def _blocks(self, x: Active) -> NDArray[np.int64]:
-        return np.unique(self.wave.block_linear[x.lane_ids()]).astype(np.int64)
+    def mbarrier_arrived(self, x: Active, at: Lanes) -> None:
+        """What the arriving warps know, and what they did so far, passes to whoever waits."""
+        per_block = self.wave.warps_per_block
+        lanes = x.lane_ids()
+        for where in np.unique(at):
+            for warp in np.unique(lanes[at == where] >> 5):
+                carried = self._mbarriers.setdefault(int(where), np.zeros(per_block, np.int32))
+                np.maximum(carried, self._known[warp], out=carried)
+                carried[warp % per_block] = self._clock[warp]
+        self._clock[x.warp_ids] += 1
+
+    def mbarrier_waited(self, x: Active, at: Lanes) -> None:
+        """A wait that succeeded: the warps learn what the arrivals carried."""
+        lanes = x.lane_ids()
+        for where in np.unique(at):
+            carried = self._mbarriers.get(int(where))
+            if carried is not None:
+                warps = np.unique(lanes[at == where] >> 5)
+                self._known[warps] = np.maximum(self._known[warps], carried)
+
+    def fence(self, x: Active) -> None:
+        """__threadfence: what these warps wrote so far may be seen by others."""
+        self._sequence += 1
+        self._fences[self._places(x)] = self._sequence
+
+    def _places(self, x: Active) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Block of the grid and warp of the block, for each warp of a group."""
+        warps = x.warp_ids
+        return self.wave.block_linear[warps * WARP].astype(np.int64), warps % self.wave.warps_per_block
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
@@ -92,7 +122,7 @@ class Checks:
         """A load, an atomic or the source of a copy; stores come through `store`."""
         self._sequence += 1
         if access.sync:
-            self._syncs[self._blocks(x)] = self._sequence
+            self._syncs[self._places(x)] = self._sequence
         if access.kind in ("store", "copy-write"):
             return
         for chunk in chunks:
@@ -209,23 +239,18 @@ class Checks:
             suspect &= only
         if not suspect.any():
             return
-        at = np.flatnonzero(suspect)
-        lanes, other, before = lanes[at], other[at].astype(np.int64), before[at]
+        # Most suspects are ordered by a barrier: find the few that are not before looking at fences.
         wave = self.wave
         per_block = wave.size // wave.blocks
+        at = np.flatnonzero(suspect)
+        lanes, other, before = lanes[at], other[at], before[at]
+        known = self._known[lanes >> 5, (other % per_block) >> 5] >= before[:, CLOCK]
         if shadow is not self._shared:
-            mine = wave.block_linear[lanes].astype(np.int64)
-            theirs = other // per_block
-            local = theirs == mine
-            fence = self._fences[theirs]
-            published = (fence > before[:, SEQUENCE]) & (self._syncs[mine] > fence)
-            racing = ~local & ~published
-            other_warp = (other % per_block) >> 5
-        else:
-            local = np.ones(at.size, np.bool_)
-            racing = np.zeros(at.size, np.bool_)
-            other_warp = (other % per_block) >> 5
-        racing |= local & (self._known[lanes >> 5, other_warp] < before[:, CLOCK])
+            known &= other // per_block == wave.block_linear[lanes].astype(np.int64)
+        if known.all():
+            return
+        at, lanes, other, before = at[~known], lanes[~known], other[~known].astype(np.int64), before[~known]
+        racing = ~self._published(shadow, lanes, other, before)
         if not racing.any():
             return
         first = int(np.flatnonzero(racing)[0])
@@ -237,6 +262,23 @@ class Checks:
         self._report(
             x.pc, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first]))
         )
+
+    def _published(self, shadow: Shadow, lanes: Lanes, other: NDArray[np.int64], before: Records) -> NDArray[np.bool_]:
+        """Whether a fence after the earlier access and a synchronising access after that order the two.
+
+        Between blocks any warp of theirs may have fenced, and any of mine synchronised; within a block, where barriers
+        are the rule, it must be the two warps themselves.
+        """
+        wave = self.wave
+        per_block = wave.size // wave.blocks
+        mine = wave.block_linear[lanes].astype(np.int64)
+        theirs = mine if shadow is self._shared else other // per_block
+        local = theirs == mine
+        my_warp, other_warp = (lanes >> 5) % wave.warps_per_block, (other % per_block) >> 5
+        fence = np.where(local, self._fences[theirs, other_warp], self._fences[theirs].max(axis=1))
+        sync = np.where(local, self._syncs[mine, my_warp], self._syncs[mine].max(axis=1))
+        ordered: NDArray[np.bool_] = (fence > before[:, SEQUENCE]) & (sync > fence)
+        return ordered
 
     def _name(self, thread_id: int) -> str:
         per_block = self.wave.size // self.wave.blocks

@@ -36,8 +36,7 @@ class Counts:
         size = len(program.steps)
         self.allocations = tuple(allocations)
         for allocation in self.allocations:
-            allocation.reads = np.zeros(allocation.data.size, np.uint8)
-            allocation.writes = np.zeros(allocation.data.size, np.uint8)
+            allocation.watch_touches()
         self.tensors = {id(allocation): TensorTally() for allocation in self.allocations}
         self.warps = [0] * size
         self.lanes = [0] * size
@@ -52,7 +51,7 @@ class Counts:
         self.flops = [0] * size
         self.barriers = [0] * size
         self.divergent = [0] * size
-        self._patterns: dict[tuple[int, bool, bytes], tuple[int, int]] = {}
+        self._patterns: dict[tuple[int, bool, bool, bytes], tuple[int, int]] = {}
 
     def executed(self, pc: int, x: Active) -> None:
         """An instruction is issued for a group."""
@@ -136,12 +135,13 @@ class Counts:
         least = np.where(addresses >= 0, addresses, np.int64(1) << 60).min(axis=1) & ~np.int64(127)
         addresses = np.where(addresses >= 0, addresses - least[:, None], -1).astype(np.int32)
         serialise = access.kind == "atomic"
-        key = (access.nbytes, serialise, addresses.tobytes())
+        load = access.kind == "load" and not access.matrix
+        key = (access.nbytes, load, serialise, addresses.tobytes())
         found = self._patterns.get(key)
         if found is None:
             if len(self._patterns) >= _REMEMBERED:
                 self._patterns.clear()
-            found = self._patterns[key] = wavefronts(addresses, access.nbytes, serialise=serialise)
+            found = self._patterns[key] = wavefronts(addresses, access.nbytes, load=load, serialise=serialise)
         self.shared_requests[x.pc] += addresses.shape[0]
         self.shared_wavefronts[x.pc] += found[0]
         self.shared_ideal[x.pc] += found[1]

@@ -24,6 +24,7 @@ from attnprof.emulator.link import Program, link
 from attnprof.emulator.memory import FIRST_TENSOR_SLOT, POISON, Allocation, GlobalSpace, slot_base
 from attnprof.emulator.parser import parse
 from attnprof.emulator.program import Module, function_address
+from attnprof.emulator.shadow import SHADOW_BYTES, granules_of
 from attnprof.emulator.trace import KernelTrace, Trace, kernel_trace
 from attnprof.emulator.wave import Geometry
 from attnprof.kernels.executor import Compiled
@@ -159,13 +160,12 @@ class EmulatorExecutor:
             LaunchLimitError: a launch asks for more than the device has.
             OutOfMemory: the tensors do not fit the machine's memory.
         """
-        free = _free_bytes()
-        # Shadow memory takes as much again for each of: written, read, stored, last writer and readers.
-        factor = {Mode.FAST: 1, Mode.COUNTS: 4, Mode.CHECKS: 40, Mode.ALL: 43}[self.mode]
-        if free is not None and plan.footprint_bytes * factor > free:
-            raise OutOfMemory(plan.footprint_bytes * factor, free)
         watch = Watch(self.mode.counts, self.mode.checks, self.mode.checks and self.find_nans)
         builds = {launch.build: self.compile(launch.build) for launch in plan.launches}
+        programs = [load_program(builds[launch.build].image, launch.entry, watch) for launch in plan.launches]
+        for launch, program in zip(plan.launches, programs, strict=True):
+            check_launch(launch, program, self._device)
+        self._check_memory(plan, programs)
         launches: list[_Loaded] = []
         tensors = {
             tensor.name: Allocation(tensor.name, "global", tensor.nbytes, FIRST_TENSOR_SLOT + at)
@@ -173,16 +173,23 @@ class EmulatorExecutor:
         }
         addresses = {name: allocation.base for name, allocation in tensors.items()}
         modules: dict[bytes, dict[int, Allocation]] = {}
-        for launch in plan.launches:
+        for launch, program in zip(plan.launches, programs, strict=True):
             image = builds[launch.build].image
-            program = load_program(image, launch.entry, watch)
-            check_launch(launch, program, self._device)
             if image not in modules:
                 modules[image] = _module_variables(program)
             memory = GlobalSpace({**modules[image], **{_slot(a): a for a in tensors.values()}})
             geometry = Geometry(launch.grid, launch.block, launch.smem_bytes, self._device.sm_count)
             launches.append(_Loaded(launch, program, geometry, memory, pack_arguments(program, launch.args, addresses)))
         return EmulatedRun(self, plan, tensors, launches, tuple(builds.values()))
+
+    def _check_memory(self, plan: LaunchPlan, programs: list[Program]) -> None:
+        """Tensors and the shadow memory of what watches them must fit what the machine has free."""
+        free = _free_bytes()
+        granule = min((granules_of(program)["global"] for program in programs), default=16)
+        shadows = 2 * self.mode.counts + (1 + SHADOW_BYTES / granule) * self.mode.checks
+        needed = int(plan.footprint_bytes * (1 + shadows))
+        if free is not None and needed > free:
+            raise OutOfMemory(needed, free)
 
 
 @dataclass(slots=True)
@@ -299,7 +306,7 @@ class EmulatedRun:
                 allocation.watch_writes()
         for loaded in self._launches:
             counts = Counts(loaded.program, allocations) if executor.mode.counts else None
-            checks = Checks(loaded.program, loaded.geometry, allocations) if executor.mode.checks else None
+            checks = Checks(loaded.program, loaded.geometry, loaded.memory.writable) if executor.mode.checks else None
             try:
                 execute(
                     loaded.program,

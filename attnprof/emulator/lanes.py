@@ -49,7 +49,20 @@ class Active:
         n: how many they are.
     """
 
-    __slots__ = ("_full_warps", "_warp_ids", "_whole", "frame", "lanes", "last_run", "n", "pc", "regs", "sel", "wave")
+    __slots__ = (
+        "_full_warps",
+        "_warp_ids",
+        "_whole",
+        "frame",
+        "lanes",
+        "last_run",
+        "n",
+        "pc",
+        "regs",
+        "sel",
+        "wave",
+        "yielded",
+    )
 
     def __init__(self, wave: Wave, frame: Frame, pc: int, lanes: Lanes | None) -> None:
         self.wave = wave
@@ -60,6 +73,7 @@ class Active:
         self.n = wave.size if lanes is None else lanes.size
         self.sel = None if self.n == wave.live_count else lanes
         self.last_run = 0
+        self.yielded = False  # it waits for what others do: let them go first
         self._warp_ids: Lanes | None = None
         self._whole: bool | None = None
         self._full_warps: bool | None = None

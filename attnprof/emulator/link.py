@@ -132,7 +132,7 @@ def _decode_function(program: Program, layout: Layout, function: Function, watch
     for offset, i in enumerate((*function.instructions, Instruction("ret", (), (), last))):
         try:
             step, flow = decode(decoder, i, start, start + offset)
-        except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
+        except (IndexError, KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise decoder.malformed(i, f"operands that make no sense ({error})") from error
         program.steps.append(step)
         program.flows.append(flow)

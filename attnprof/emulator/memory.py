@@ -69,6 +69,12 @@ class Storage:
             self._views[key] = found
         return found
 
+    def watch_touches(self) -> None:
+        """Start to keep track, byte by byte, of what a kernel reads and writes."""
+        self.reads = np.zeros(self.data.size, np.uint8)
+        self.writes = np.zeros(self.data.size, np.uint8)
+        self._views.clear()
+
     def replace(self, data: Bytes) -> None:
         """Exchange the bytes, e.g. for more of them."""
         self.data = data
@@ -86,6 +92,7 @@ class Allocation(Storage):
     def watch_writes(self) -> None:
         """Start to keep track, byte by byte, of what has been written."""
         self.written = np.full(self.data.size, 0xFF if self.initialised else 0, np.uint8)
+        self._views.clear()
 
 
 class BadAccess(Exception):
@@ -104,6 +111,11 @@ class GlobalSpace:
 
     def __init__(self, allocations: dict[int, Allocation]) -> None:
         self.slots = allocations
+
+    @property
+    def writable(self) -> list[Allocation]:
+        """Tensors and variables that kernels may write."""
+        return [allocation for allocation in self.slots.values() if not allocation.read_only]
 
     def locate(
         self, addresses: NDArray[np.uint64], nbytes: int

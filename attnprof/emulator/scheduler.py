@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Steps after which a group that has not run gets its turn: threads may spin on what others are about to write.
 PATIENCE = 20_000
+# Rounds of waiting at mbarriers without a single arrival.
+MAX_IDLE = 2_000
 _FAR = 1 << 62
 
 
@@ -30,6 +32,7 @@ class Scheduler:
         self.wave = wave
         self.budget = budget
         self.groups: list[Active] = [wave.first] if wave.first.n else []
+        self.seen_arrivals = self.idle = 0
         self.current: Active = wave.first
         self.parked: dict[tuple[int, int], Active] = {}
 
@@ -51,7 +54,7 @@ class Scheduler:
                 group = self._pick()
                 try:
                     self._run_group(group)
-                except (TypeError, ValueError, IndexError) as error:
+                except (TypeError, ValueError, IndexError, OverflowError) as error:
                     # NumPy refuses operands whose types don't go together, which decoding cannot always foresee.
                     i = wave.program.instructions[self.current.pc]
                     raise PtxError(
@@ -64,7 +67,12 @@ class Scheduler:
         groups = self.groups
         if len(groups) == 1:
             return groups.pop()
-        first = min(groups, key=lambda g: (-g.frame.depth, g.pc))
+        eager = [g for g in groups if not g.yielded]
+        if not eager:
+            self._everyone_waits(groups[0])
+            for g in groups:
+                g.yielded = False
+        first = min(eager or groups, key=lambda g: (-g.frame.depth, g.pc))
         starving = [g for g in groups if self.wave.steps - g.last_run > PATIENCE]
         if starving:
             first = min(starving, key=lambda g: g.last_run)
@@ -141,12 +149,28 @@ class Scheduler:
                 result += self._unpark()
             if len(result) == 1 and not self.groups:
                 group = result[0]
+                if group.yielded:
+                    group.yielded = False
+                    self._everyone_waits(group)
                 if group.sel is not None and group.n == wave.live_count:
                     group.sel = None
                 continue
             for left in result:
                 self._put_back(left)
             return
+
+    def _everyone_waits(self, group: Active) -> None:
+        """Called when all groups wait at mbarriers; without any arrival in between for long, it is a deadlock."""
+        if self.wave.arrivals != self.seen_arrivals:
+            self.seen_arrivals, self.idle = self.wave.arrivals, 0
+        self.idle += 1
+        if self.idle > MAX_IDLE:
+            raise self.wave.fault(
+                group,
+                FaultKind.DEADLOCK,
+                f"{group.n} threads wait at an mbarrier for arrivals that never come",
+                int(group.lane_ids()[0]),
+            )
 
     def _put_back(self, group: Active) -> None:
         group.last_run = self.wave.steps

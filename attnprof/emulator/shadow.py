@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 THREAD, CLOCK, PC, SEQUENCE = range(4)
 NOBODY = -1
+# A granule's three records of four numbers, and two flags.
+SHADOW_BYTES = 3 * 16 + 2
 Records = NDArray[np.int32]
 
 

@@ -22,7 +22,7 @@ class Counters:
     """What was counted, for a kernel, a line or an instruction kind.
 
     Attributes:
-        warp_instructions: instructions issued, one a warp.
+        warp_instructions: PTX instructions issued, one a warp (machine instructions are others, often fewer).
         thread_instructions: lanes that executed them, guards applied.
         global_requests: warp-wide requests to global memory, atomics and asynchronous copies included.
         global_sectors: 32-byte sectors that they touched.

@@ -41,19 +41,37 @@ def coalesce(lanes: Ints, offsets: Ints, nbytes: int) -> tuple[int, int, int]:
     return requests, 1 + int(np.count_nonzero(sectors[1:] != sectors[:-1])), distinct * nbytes
 
 
-def wavefronts(addresses: NDArray[Any], nbytes: int, *, serialise: bool = False) -> tuple[int, int]:
+def wavefronts(addresses: NDArray[Any], nbytes: int, *, load: bool = True, serialise: bool = False) -> tuple[int, int]:
     """(wavefronts, the fewest possible) of one shared-memory access.
 
+    A load of 8 or 16 bytes returns a register a cycle, so it takes 2 or 4 wavefronts at least; half of that when lanes
+    ask in pairs, t and t xor 1, or t and t xor 2, all with equal addresses (NVIDIA developer forum, "Unexpected shared
+    memory bank conflict", for compute capability 7.x).
+
     Args:
-        addresses: byte addresses, (warps, lanes); −1 for lanes that do not take part. Multiples of ``nbytes``.
+        addresses: byte addresses, (warps, 32); −1 for lanes that do not take part. Multiples of ``nbytes``.
         nbytes: bytes a lane.
+        load: whether data is returned.
         serialise: lanes that meet in one word go one after another (atomics) instead of sharing it.
     """
     lanes_at_once = min(WARP, WARP * BANK_BYTES // max(nbytes, BANK_BYTES))
+    if not load or lanes_at_once == WARP:
+        return _phases(addresses, nbytes, lanes_at_once, serialise)
+    lane = np.arange(WARP)
+    paired = np.zeros(addresses.shape[0], np.bool_)
+    for distance in (1, 2):
+        other = addresses[:, lane ^ distance]
+        paired |= ((addresses == other) | (addresses < 0) | (other < 0)).all(axis=1)
+    plain = _phases(addresses[~paired], nbytes, lanes_at_once, serialise)
+    pairs = _phases(addresses[paired], nbytes, 2 * lanes_at_once, serialise)
+    return plain[0] + pairs[0], plain[1] + pairs[1]
+
+
+def _phases(addresses: NDArray[Any], nbytes: int, lanes_at_once: int, serialise: bool) -> tuple[int, int]:
+    """Each group of ``lanes_at_once`` lanes takes as many wavefronts as its busiest bank has words."""
     words_per_lane = max(1, nbytes // BANK_BYTES)
-    phases = addresses.reshape(-1, min(lanes_at_once, addresses.shape[1]))
-    busy = (phases >= 0).any(axis=1)
-    phases = phases[busy]
+    phases = addresses.reshape(-1, lanes_at_once)
+    phases = phases[(phases >= 0).any(axis=1)]
     if not phases.size:
         return 0, 0
     words = (phases // BANK_BYTES)[:, :, None] + np.arange(words_per_lane)
@@ -65,7 +83,5 @@ def wavefronts(addresses: NDArray[Any], nbytes: int, *, serialise: bool = False)
         words = np.where(repeated, -1, words)
     phase = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
     taken = words >= 0
-    load = np.bincount(phase[taken] * BANKS + (words[taken] % BANKS), minlength=words.shape[0] * BANKS).reshape(
-        -1, BANKS
-    )
-    return int(load.max(axis=1).sum()), int(words.shape[0])
+    load = np.bincount(phase[taken] * BANKS + (words[taken] % BANKS), minlength=words.shape[0] * BANKS)
+    return int(load.reshape(-1, BANKS).max(axis=1).sum()), int(words.shape[0])

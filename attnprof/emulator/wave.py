@@ -75,6 +75,7 @@ class Wave:
         self.counts = counts
         self.checks = checks
         self.steps: int = 0
+        self.arrivals: int = 0
         self.block_shape, self.grid_shape = geometry.block, geometry.grid
         self.dynamic_smem_bytes: int = geometry.dynamic_smem_bytes
         self.sm_count: int = geometry.sm_count
@@ -237,6 +238,11 @@ class Wave:
     def read_only(self, x: Active, storage: Storage, lane: int) -> EmulatedFault:
         """A write to memory that kernels can only read."""
         return self.fault(x, FaultKind.READ_ONLY, f"writes to {storage.name}", lane)
+
+    def too_many_arrivals(self, x: Active, lane: int, total: int, missing: int) -> EmulatedFault:
+        """More threads at an mbarrier than its phase expects."""
+        message = f"{total} arrivals at an mbarrier whose phase waits for {missing}"
+        return self.fault(x, FaultKind.DIVERGENT_BARRIER, message, lane)
 
     def stop(self, x: Active, message: str) -> EmulatedFault:
         """An operand that has no meaning."""

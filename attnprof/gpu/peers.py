@@ -1,4 +1,4 @@
-"""What to time beside a kernel, by the same clock: the device's copy and matrix product, PyTorch's attention."""
+"""What to time beside a kernel, by the same clock: the device's copy and matrix product, and PyTorch's kernels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from attnprof.gpu.timing import Stopwatch
 from attnprof.kernels.executor import Sample
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import EnvironmentProblem, KernelFault, OutOfMemory, UnsupportedWorkload, UsageError
+from attnprof.model.softmax_traffic import matrix_bytes, softmax_flops
 from attnprof.model.workload import Pass, Workload
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ _SDPA_BACKENDS = {
 }
 # Those that compute the workload, which its FLOPs can be divided by; the others measure a ceiling.
 ATTENTION_PEERS: tuple[str, ...] = tuple(_SDPA_BACKENDS)
-PEERS: tuple[str, ...] = ("copy", "matmul", *ATTENTION_PEERS)
+# What a softmax kernel is set beside: PyTorch's, and a copy that reads and writes as many bytes.
+SOFTMAX_PEERS: tuple[str, ...] = ("torch-softmax", "matrix-copy")
+PEERS: tuple[str, ...] = ("copy", "matmul", *ATTENTION_PEERS, *SOFTMAX_PEERS)
 
 _COPY_BYTES = 2**30
 _MATMUL_SIZE = 8192
@@ -43,14 +46,17 @@ def peer(name: str, workload: Workload, executor: GpuExecutor) -> Peer:
 
     Args:
         name: which.
-        workload: what the attention backends compute; ``matmul`` takes its element type alone, ``copy`` nothing.
+        workload: what the attention backends compute; ``matmul`` takes its element type alone, ``copy`` nothing;
+            ``matrix-copy`` and ``torch-softmax`` take its score matrix.
         executor: the device, with the stream and the clock that its own runs use.
 
     Raises:
         UsageError: no peer of that name.
     """
     if name == "copy":
-        return Peer(name, executor, lambda stack: _Copy(executor, stack), flops=None, nbytes=2 * _COPY_BYTES)
+        return Peer(
+            name, executor, lambda stack: _Copy(executor, stack, _COPY_BYTES), flops=None, nbytes=2 * _COPY_BYTES
+        )
     if name == "matmul":
         # n³ multiply-adds; each operand read once and the product written once at best.
         return Peer(
@@ -59,6 +65,17 @@ def peer(name: str, workload: Workload, executor: GpuExecutor) -> Peer:
             lambda stack: _matmul(executor, workload.dtype, stack),
             flops=2 * _MATMUL_SIZE**3,
             nbytes=3 * _MATMUL_SIZE**2 * workload.dtype.itemsize,
+        )
+    if name == "matrix-copy":
+        size = matrix_bytes(workload)
+        return Peer(name, executor, lambda stack: _Copy(executor, stack, size), flops=None, nbytes=2 * size)
+    if name == "torch-softmax":
+        return Peer(
+            name,
+            executor,
+            lambda stack: _softmax(executor, workload, stack),
+            flops=softmax_flops(workload),
+            nbytes=2 * matrix_bytes(workload),
         )
     if name in _SDPA_BACKENDS:
         return Peer(
@@ -145,14 +162,14 @@ class Peer:
 
 
 class _Copy:
-    """A device-to-device copy of 1 GiB."""
+    """A device-to-device copy."""
 
-    def __init__(self, executor: GpuExecutor, stack: ExitStack) -> None:
+    def __init__(self, executor: GpuExecutor, stack: ExitStack, size_bytes: int) -> None:
         free = free_bytes()
-        if free < 2 * _COPY_BYTES:
-            raise OutOfMemory(2 * _COPY_BYTES, free)
+        if free < 2 * size_bytes:
+            raise OutOfMemory(2 * size_bytes, free)
         self._stream = executor.stream
-        self._source, self._target = Block(_COPY_BYTES), Block(_COPY_BYTES)
+        self._source, self._target = Block(size_bytes), Block(size_bytes)
         stack.callback(self._source.free)
         stack.callback(self._target.free)
         _randomise(self._source)
@@ -168,10 +185,10 @@ class _Copy:
             self._stream.ptr,
         )
 
-    def capture(self, launches: int) -> Callable[[], None] | None:
-        from attnprof.gpu.executor import capture_graph
-
-        return capture_graph(self._stream, self.enqueue, launches)
+    def capture(self, launches: int) -> Callable[[], None] | None:  # noqa: ARG002 - the protocol's
+        # As a node of a graph a copy runs on a copy engine, at 2.7 TB/s on an H200 where the same call outside a graph
+        # reaches 4.2; and a copy of this size needs no graph to hide its launch.
+        return None
 
 
 class _Torch:
@@ -218,6 +235,13 @@ def _matmul(executor: GpuExecutor, dtype: Dtype, stack: ExitStack) -> _Work:
         b = torch.randn(shape, device="cuda", dtype=a.dtype)
         product = torch.empty(shape, device="cuda", dtype=a.dtype)
     return _Torch("matmul", torch, stream, lambda: torch.matmul(a, b, out=product))
+
+
+def _softmax(executor: GpuExecutor, workload: Workload, stack: ExitStack) -> _Work:
+    torch = _torch()
+    with _on(torch, executor, stack) as stream, _no_memory_is_a_reason("torch-softmax"):
+        x = torch.randn((workload.rows, workload.seq_kv), device="cuda", dtype=_torch_dtype(torch, workload.dtype))
+    return _Torch("torch-softmax", torch, stream, lambda: torch.softmax(x, dim=-1))
 
 
 def _attention(executor: GpuExecutor, name: str, workload: Workload, stack: ExitStack) -> _Work:

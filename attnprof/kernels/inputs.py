@@ -1,4 +1,4 @@
-"""Q, K and V for a run, dO for a backward: random, seeded, in the element type's storage form, quick at any size.
+"""The inputs of a run: random, seeded, in the element type's storage form, and quick to make at any size.
 
 Random data, not zeros or constants: zeros switch fewer transistors, draw less power and clock higher, so a kernel
 fed with them looks faster than it is.
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # Elements a generator yields: the unit of parallel work, and what makes the values independent of the thread count.
 CHUNK = 1 << 20
 
+# The lowest finite number of each type.
+LOWEST = {Dtype.FP16: -65504.0, Dtype.BF16: -(2.0 - 2.0**-7) * 2.0**127, Dtype.FP32: -(2.0 - 2.0**-23) * 2.0**127}
+
 
 class Distribution(StrEnum):
     """What the inputs look like.
@@ -35,13 +38,15 @@ class Distribution(StrEnum):
     ``NORMAL``: standard normal Q, K and V. ``LARGE_LOGITS``: scores near +120 and −120 in alternate rows, so that exp
     overflows and underflows unless the row maximum is subtracted. ``DOMINANT_KEY``: scores of standard deviation 16,
     so that one key takes nearly the whole row. ``TINY``: V near the smallest values of the type (fp16: its
-    subnormals), and in the last column exactly 2^-24 (bf16: 2^-120).
+    subnormals), and in the last column exactly 2^-24 (bf16: 2^-120). ``MASKED``: of a softmax's matrix only, see
+    `make_matrix`.
     """
 
     NORMAL = "normal"
     LARGE_LOGITS = "large-logits"
     DOMINANT_KEY = "dominant-key"
     TINY = "tiny"
+    MASKED = "masked"
 
 
 def make_inputs(
@@ -61,6 +66,55 @@ def make_inputs(
         seed,
         backward=w.direction is Pass.BWD,
     )
+
+
+def make_matrix(
+    workload: Workload, *, distribution: Distribution = Distribution.NORMAL, seed: int = 0
+) -> Mapping[str, Array]:
+    """The input ``x`` of a softmax kernel, (rows, seq_kv), in storage form and read-only.
+
+    ``NORMAL``: standard normal. ``LARGE_LOGITS``: near +10^4 and −10^4 in alternate rows. ``DOMINANT_KEY``: normal,
+    but 30 in one column of each row. ``MASKED``: half of the entries −inf; and, repeating every five rows: only the
+    last column finite; the first half of the row −inf; every entry −inf (the softmax is NaN); every entry the lowest
+    finite number of the type, which some masks use instead of −inf (the softmax is uniform).
+    The last matrix is kept, as in `make_inputs`.
+
+    Raises:
+        ValueError: a distribution that is not one of a matrix.
+    """
+    if distribution is Distribution.TINY:
+        raise ValueError(f"{distribution} is a distribution of V")
+    return _matrix(workload.rows, workload.seq_kv, workload.dtype, distribution, seed)
+
+
+@lru_cache(maxsize=1)
+def _matrix(rows: int, columns: int, dtype: Dtype, distribution: Distribution, seed: int) -> Mapping[str, Array]:
+    x = _normal((rows, columns), dtype, (seed, 3), raw=distribution is not Distribution.NORMAL)
+    if distribution is not Distribution.NORMAL:
+        x = encode(_shaped_matrix(x.astype(np.float32), dtype, distribution, seed), dtype)
+    x.flags.writeable = False
+    return {"x": x}
+
+
+def _shaped_matrix(x: NDArray[np.float32], dtype: Dtype, distribution: Distribution, seed: int) -> NDArray[np.float32]:
+    """Standard normal values turned into those of another distribution of a matrix."""
+    rows, columns = x.shape
+    random = np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed, 4))))
+    if distribution is Distribution.LARGE_LOGITS:
+        x *= 16.0
+        x[::2] += 1e4
+        x[1::2] -= 1e4
+    elif distribution is Distribution.DOMINANT_KEY:
+        x[np.arange(rows), random.integers(columns, size=rows)] = 30.0
+    else:
+        kept = x[:, -1].copy()
+        x[random.random(x.shape, dtype=np.float32) < 0.5] = -np.inf
+        x[:, -1] = kept  # a row of -inf alone comes only where it is meant
+        x[1::5, :-1] = -np.inf
+        x[2::5, : columns // 2] = -np.inf
+        x[3::5] = -np.inf
+        x[4::5] = LOWEST[dtype]
+    return x
 
 
 @lru_cache(maxsize=1)

@@ -11,11 +11,14 @@ from typing import Literal
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec
+from attnprof.model.softmax_traffic import softmax_flops
 from attnprof.model.workload import Pass, Workload
 
 # Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the gradient dS of
 # the scores, the output O (of a backward: dQ, dK and dV).
 RoundingPoint = Literal["s", "p", "ds", "o"]
+# What a kernel computes: attention, or the softmax of the rows of a matrix that is shaped like an attention's scores.
+Operation = Literal["attention", "softmax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,14 @@ class KernelSpec:
             output ``o`` and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel
             has it. A backward's inputs are these five and the gradient ``dout`` of O, its outputs ``dq``, ``dk``
             and ``dv``.
+            has it. A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
         builds: every variant that is compiled for a device, for the compile checks.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
         plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
             (a forward for training); None where it never does, or always.
         varies: why two runs on the same input may differ in their last bits; None where they agree bit for bit.
+        operation: what it computes.
+        largest_logit: how far from 0 its logits may lie before its result is wrong; None where there is no limit.
     """
 
     name: str
@@ -58,6 +64,12 @@ class KernelSpec:
     rounds: tuple[RoundingPoint, ...]
     plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
     varies: str | None = None
+    operation: Operation = "attention"
+    largest_logit: float | None = None
+
+    def flops(self, workload: Workload) -> int:
+        """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
+        return softmax_flops(workload) if self.operation == "softmax" else workload.flops
 
     @property
     def requires(self) -> str:
@@ -72,6 +84,13 @@ class KernelSpec:
         needed = (int(match[1]), int(match[2]))
         fits = compute_capability == needed if match[3] else compute_capability >= needed
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def workload_label(workload: Workload, operation: Operation) -> str:
+    """A short name for progress lines: the workload's own, or ``1024 x 4096 fp16`` of a softmax's matrix."""
+    if operation == "softmax":
+        return f"{workload.rows} x {workload.seq_kv} {workload.dtype}"
+    return workload.label
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""A run on known inputs, and the verdict on what it computed: what `check` does to every workload and `bench` once."""
+"""What a kernel is tried on and how its output is judged, by the operation that it computes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnprof.kernels.executor import Executor, Run
-from attnprof.kernels.inputs import Distribution, make_inputs
-from attnprof.kernels.plan import LaunchPlan
+from attnprof.kernels.executor import Executor
+from attnprof.kernels.inputs import Distribution, make_inputs, make_matrix
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.verify import Verification, verify
+from attnprof.kernels.verify_softmax import verify_softmax
 from attnprof.model.errors import UnsupportedWorkload
 from attnprof.model.workload import Pass, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Inputs = Mapping[str, NDArray[Any]]
+    Array = NDArray[Any]
+
 
 # The kernel whose O and log-sum-exp a backward gets where the host would take long to compute them.
 FORWARD = "fa2"
@@ -25,39 +26,53 @@ FORWARD = "fa2"
 HOST_FORWARD_FLOPS = 4_000_000_000
 
 
-def trial_inputs(
-    workload: Workload, executor: Executor, *, distribution: Distribution = Distribution.NORMAL, seed: int = 0
-) -> Inputs:
-    """Every input of a workload, in storage form: those of `make_inputs`, and a backward's ``o`` and ``lse``.
+def inputs_for(
+    spec: KernelSpec,
+    workload: Workload,
+    *,
+    executor: Executor | None = None,
+    distribution: Distribution = Distribution.NORMAL,
+    seed: int = 0,
+) -> Mapping[str, Array]:
+    """The input tensors by name, in storage form: Q, K and V of an attention, the matrix of a softmax.
 
-    O and the log-sum-exp of a small backward come from the float64 reference, those of a large one from the forward
-    kernel `FORWARD`, which is run on the executor.
+    Of a backward, dO, O and the log-sum-exp too. The last two come from the float64 reference where that is quick,
+    else from the forward kernel `FORWARD`, run on the executor.
 
     Raises:
-        UnsupportedWorkload: the forward kernel does not take this large workload.
-        KernelFault, OutOfMemory and others: running it failed.
+        UnsupportedWorkload: a large backward, and no executor or forward kernel for it.
+        KernelFault, OutOfMemory and others: running the forward failed.
     """
-    inputs = make_inputs(workload, distribution=distribution, seed=seed)
-    if workload.direction is Pass.FWD:
+    make = make_matrix if spec.operation == "softmax" else make_inputs
+    inputs = make(workload, distribution=distribution, seed=seed)
+    if spec.operation == "softmax" or workload.direction is Pass.FWD:
         return inputs
     forward = replace(workload, direction=Pass.FWD)
     on_host = forward.flops <= HOST_FORWARD_FLOPS
     return {**inputs, **(_on_host(forward, inputs) if on_host else _on_device(forward, inputs, executor))}
 
 
-def trial(spec: KernelSpec, workload: Workload, plan: LaunchPlan, run: Run, inputs: Inputs) -> Verification:
-    """Poison every output, launch once, and judge every output. The inputs must have been written."""
-    run.poison()
-    run.launch()
-    outputs = {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
-    if workload.direction is Pass.FWD:
-        return verify(workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
-    from attnprof.kernels.verify_gradients import verify_gradients
+def judge(
+    spec: KernelSpec, workload: Workload, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> Verification:
+    """Compare the outputs with the float64 reference.
 
-    return verify_gradients(workload, spec.rounds, inputs, outputs)
+    Args:
+        spec: the kernel.
+        workload: what was computed.
+        inputs: what `inputs_for` gave.
+        outputs: every tensor of role ``out``, in storage form, poisoned before the run.
+    """
+    if spec.operation == "softmax":
+        return verify_softmax(workload, inputs["x"], outputs["y"])
+    if workload.direction is Pass.BWD:
+        from attnprof.kernels.verify_gradients import verify_gradients
+
+        return verify_gradients(workload, spec.rounds, inputs, outputs)
+    return verify(workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
 
 
-def _on_host(forward: Workload, inputs: Inputs) -> Inputs:
+def _on_host(forward: Workload, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     import numpy as np
 
     from attnprof.model.reference import attention
@@ -68,9 +83,11 @@ def _on_host(forward: Workload, inputs: Inputs) -> Inputs:
     return {"o": encode(o, forward.dtype), "lse": lse.astype(np.float32)}
 
 
-def _on_device(forward: Workload, inputs: Inputs, executor: Executor) -> Inputs:
+def _on_device(forward: Workload, inputs: Mapping[str, Array], executor: Executor | None) -> Mapping[str, Array]:
     from attnprof.kernels.catalogue import select
 
+    if executor is None:
+        raise UnsupportedWorkload(f"no device to run the forward of {forward.label} on")
     (spec,) = select([FORWARD])
     reason = spec.runs_on(executor.device.compute_capability) or spec.unsupported(forward)
     if reason is not None or spec.plan_lse is None:

@@ -1,4 +1,4 @@
-"""Roof time: the least time any implementation of a ledger can take; and the time the model predicts for it."""
+"""Roof time: the least time that a demand takes at a device's ceilings; and the time the model predicts for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StageRoof:
         time_s: the longest of them; ``None`` when one is unknown.
         bound: the unit that takes longest; ``None`` likewise.
         imbalance: how much longer the SM-side units take for the schedule: 1.0 at perfect balance.
-        predicted_time_s: with the imbalance and one launch.
+        predicted_time_s: with the imbalance and its launches.
     """
 
     name: str
@@ -50,8 +50,9 @@ class Roofline:
         bound: the unit that binds the largest share of the roof time.
         arithmetic_intensity: the workload's matrix FLOPs an HBM byte; ``None`` for an empty ledger.
         predicted_time_s: roof plus imbalance plus launches; never below the roof.
-        l2_resident: what fits the device's L2 cache, so that traffic may stay out of HBM and a warm run beat the
-            roof: the whole ``footprint``, the ``intermediates``, or ``None`` for neither (or an unknown L2).
+        l2_resident: what fits the device's L2 cache, so that traffic may stay out of HBM and a run beat the roof: the
+            whole ``footprint`` (a warm run), the ``intermediates`` (any run), or ``None`` for neither (or an unknown
+            L2).
         reason: why the roof is unknown, or ``None``.
     """
 
@@ -65,13 +66,24 @@ class Roofline:
     reason: str | None
 
 
-def roofline(workload: Workload, demand: Demand, device: DeviceSpec, source: Source = "datasheet") -> Roofline:
+def roofline(
+    workload: Workload,
+    demand: Demand,
+    device: DeviceSpec,
+    source: Source = "datasheet",
+    *,
+    flops: int | None = None,
+) -> Roofline:
     """Set a kernel's demand against a device's ceilings.
 
     Roof time: for each stage the longest of demand / ceiling over the units, added over the stages. Each term takes
-    the unit at its peak and overlaps it perfectly with the others, so no run of that ledger on a device that keeps to
-    its ceilings is faster. Prediction: the SM-side units take ``imbalance`` times as long, and each stage costs a
-    launch (`LAUNCH_OVERHEAD_S`).
+    the unit at its peak and overlaps it perfectly with the others, so the same bytes through HBM and the same
+    operations on the same units take no less on a device that keeps to its ceilings. What can be faster: traffic that
+    stays in L2, a clock above the published one (``clock`` ceilings hold there), and a kernel that does its work on
+    another unit, as FlashAttention-4 (arXiv:2603.05451) evaluates part of the exponentials on the FP32 lanes: that is
+    another demand, with another roof. Prediction: the SM-side units take ``imbalance`` times as long, and each launch
+    of a stage costs `LAUNCH_OVERHEAD_S`. ``flops`` stands for the workload's matrix FLOPs where the kernel computes
+    something else than attention.
     """
     limits = ceilings(device, workload.dtype, source)
     stages = tuple(_stage_roof(stage, limits, device.sm_count) for stage in demand.stages)
@@ -82,7 +94,7 @@ def roofline(workload: Workload, demand: Demand, device: DeviceSpec, source: Sou
         stages=stages,
         time_s=_sum(stage.time_s for stage in stages),
         bound=_bound(stages),
-        arithmetic_intensity=workload.flops / hbm_bytes if hbm_bytes else None,
+        arithmetic_intensity=(workload.flops if flops is None else flops) / hbm_bytes if hbm_bytes else None,
         predicted_time_s=_sum(stage.predicted_time_s for stage in stages),
         l2_resident=_l2_resident(demand, device.l2_bytes),
         reason="; ".join(limits.reason(unit) or unit for unit in unknown) or None,
@@ -96,10 +108,12 @@ def row(
     roof: Roofline,
     *,
     speedup_vs_naive: float | None = None,
+    flops: int | None = None,
 ) -> dict[str, object]:
     """The JSON row of ``attnprof roofline`` for one kernel and workload: plain values, ``None`` where unknown.
 
-    ``flops`` is the workload's matrix work, the same for every kernel; ``tensor_flops``, ``fp32_flops`` and
+    ``flops`` is the workload's matrix work, the same for every kernel that computes the same (and given where that is
+    not attention); ``tensor_flops``, ``fp32_flops`` and
     ``exponentials`` are what this kernel executes.
     """
     return {
@@ -107,7 +121,7 @@ def row(
         "status": "ok",
         "reason": roof.reason,
         **workload_fields(workload),
-        "flops": workload.flops,
+        "flops": workload.flops if flops is None else flops,
         "hbm_bytes": demand.hbm_bytes,
         "ledger": [
             {"stage": line.stage, "tensor": line.tensor, "direction": line.direction, "bytes": line.bytes}
@@ -172,7 +186,7 @@ def _stage_roof(stage: Stage, limits: Ceilings, sm_count: int) -> StageRoof:
     bound = max(known, key=lambda unit: known[unit], default=None)
     time_s = known[bound] if bound is not None else 0.0
     slowest_s = max((known[unit] if unit == "hbm" else known[unit] * longer for unit in known), default=0.0)
-    return StageRoof(stage.name, times, time_s, bound, longer, slowest_s + LAUNCH_OVERHEAD_S)
+    return StageRoof(stage.name, times, time_s, bound, longer, slowest_s + stage.launches * LAUNCH_OVERHEAD_S)
 
 
 def _bound(stages: tuple[StageRoof, ...]) -> Unit | None:

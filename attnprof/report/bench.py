@@ -9,7 +9,6 @@ from typing import Any
 from attnprof.report import units
 from attnprof.report.document import Column, Row
 from attnprof.report.roofline import COLUMNS as PREDICTED
-from attnprof.report.roofline import row_names
 from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
 
 
@@ -51,7 +50,7 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
         Column(
             "measured_speedup_vs_naive",
             "vs naive",
-            "measured time of naive over that of this kernel, where naive was measured too",
+            "measured time of naive over that of this kernel: two rows of this run, each at its own clock",
             units.ratio,
             show="known",
         ),
@@ -79,24 +78,9 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
 
 LEGEND = (
     "Time: the median; spread: the median absolute deviation. Predicted: see attnprof roofline.",
-    "% roof: roof time / time; above 100 (!) only where traffic stays in a cache or a ceiling is wrong.",
+    "% roof: roof time / time. Above 100 (!): traffic stays in a cache, a faster clock, or less work than counted.",
     "TFLOP/s: matrix FLOPs of the workload / time. TB/s: predicted traffic / time. Error: relative, against float64.",
 )
-
-
-def notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Why rows are not ``ok``, why peers have no time, and the warnings: each said once, with the rows it is about."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["status"] != "ok":
-            why = row["status"] if row["reason"] == row["status"] else f"{row['status']}: {row['reason']}"
-            found.setdefault(why, []).append(row)
-        for peer, result in row["peers"].items():
-            if result["reason"] and row["status"] == "ok":
-                found.setdefault(f"no time of {peer}: {result['reason']}", []).append(row)
-        for warning in row["warnings"]:
-            found.setdefault(f"{warning['message']} ({warning['advice']})", []).append(row)
-    return tuple(f"{row_names(about, rows)}: {text}" for text, about in found.items())
 
 
 def live_line(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.model.devices import DeviceSpec
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
+from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD, matrices
 
 _BOUND = {"hbm": "cyan", "tensor": "magenta", "exp": "yellow", "fp32": "blue"}
 
@@ -29,7 +29,7 @@ COLUMNS: tuple[Column, ...] = (
         csv="arithmetic_intensity_flop_per_byte",
     ),
     Column("bound", "Bound", "the unit that gives the roof time", align="left", styles=_BOUND),
-    Column("roof_time_s", "Roof", "no implementation of this ledger is faster (s)", units.time),
+    Column("roof_time_s", "Roof", "the least that this traffic and work take at these ceilings (s)", units.time),
     Column("predicted_time_s", "Predicted", "the roof, with imbalance and launches (s)", units.time),
     Column("speedup_vs_naive", "vs naive", "roof time of naive over that of this kernel", units.ratio),
     Column("footprint_bytes", "Memory", "device memory that the tensors take (B)", units.binary_bytes, show="never"),
@@ -42,7 +42,7 @@ COLUMNS: tuple[Column, ...] = (
 LEGEND = (
     "HBM: predicted traffic, the sum of the ledger (--ledger shows it); GB is 1e9 bytes.",
     "FLOP/B: FLOP an HBM byte; below the knee HBM binds, above it the tensor cores, or softmax if that is slower.",
-    "Roof: the longest of work / ceiling, added over the kernels launched; that ledger can't be run faster.",
+    "Roof: the longest of work / ceiling, added over the kernels launched; at these ceilings, no less.",
     "Predicted: the roof, with uneven work on the SMs and launches.",
 )
 
@@ -93,6 +93,8 @@ def _ledger_section(row: Row) -> Section:
 
 
 def _ledger_title(row: Row) -> str:
+    if matrices([row]):
+        return f"{row['kernel']} · {row['seq_q']} rows of {row['seq_kv']} columns · {row['dtype']} · {row['gpu']}"
     length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']} queries, {row['seq_kv']} keys"
     mask = " · causal" if row["causal"] else ""
     return f"{row['kernel']} · length {length} · d {row['head_dim']} · {row['dtype']}{mask} · {row['gpu']}"
@@ -129,7 +131,12 @@ def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
     if device.hbm_bytes is not None and row["footprint_bytes"] > device.hbm_bytes:
         texts.append(f"Needs more memory than the {units.short_binary_bytes(device.hbm_bytes)} of this GPU")
     if row["l2_resident"]:
-        what = "The tensors fit" if row["l2_resident"] == "footprint" else "S and P fit"
+        what, run = (
+            ("The tensors", "with a warm cache")
+            if row["l2_resident"] == "footprint"
+            # Written and read back within the run, so that a flush beforehand changes nothing.
+            else ("S and P", "even from a cold cache")
+        )
         l2 = units.short_binary_bytes(device.l2_bytes)
-        texts.append(f"{what} the L2 cache of {l2}, so a run with a warm cache can beat the roof")
+        texts.append(f"{what} fit the L2 cache of {l2}, so a run {run} can beat the roof")
     return texts

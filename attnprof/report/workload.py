@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attnprof.report import units
-from attnprof.report.document import Column
+from attnprof.report.document import Column, Row
+
+
+def matrices(rows: Sequence[Row]) -> bool:
+    """Whether all rows are about the softmax of a matrix, which has rows and columns rather than queries and keys."""
+    return bool(rows) and all(row.get("operation") == "softmax" and row["batch"] == row["heads"] == 1 for row in rows)
+
 
 WORKLOAD: tuple[Column, ...] = (
-    Column("seq_q", "Seq", "query length"),
+    Column("seq_q", "Seq", "query length", show=lambda rows: not matrices(rows)),
     Column(
         "seq_kv",
         "Keys",
         "number of keys; shown where it differs from the query length",
-        show=lambda rows: any(row.get("seq_kv") != row.get("seq_q") for row in rows),
+        show=lambda rows: not matrices(rows) and any(row.get("seq_kv") != row.get("seq_q") for row in rows),
     ),
+    Column("seq_q", "Rows", "rows of the softmax kernels' matrix", show=matrices, in_csv=False),
+    Column("seq_kv", "Cols", "columns of the softmax kernels' matrix", show=matrices, in_csv=False),
     Column("batch", "Batch", "batch size", show="varies"),
     Column("heads", "Heads", "query heads", show="varies"),
     Column("kv_heads", "KV heads", "KV heads", show="varies"),

@@ -1,4 +1,5 @@
-// The element type of the tensors, chosen by -DELEMENT=ELEMENT_FP16 or ELEMENT_BF16, and its conversions.
+// The element type of the tensors, chosen by -DELEMENT=ELEMENT_FP16, ELEMENT_BF16 or, where a kernel uses no tensor
+// cores, ELEMENT_FP32, and its conversions.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -6,9 +7,10 @@
 
 #define ELEMENT_FP16 0
 #define ELEMENT_BF16 1
+#define ELEMENT_FP32 2
 
 #ifndef ELEMENT
-#error "compile with -DELEMENT=ELEMENT_FP16 or -DELEMENT=ELEMENT_BF16"
+#error "compile with -DELEMENT=ELEMENT_FP16, ELEMENT_BF16 or ELEMENT_FP32"
 #endif
 
 #if ELEMENT == ELEMENT_FP16
@@ -17,9 +19,13 @@ using element2 = __half2;
 #elif ELEMENT == ELEMENT_BF16
 using element = __nv_bfloat16;
 using element2 = __nv_bfloat162;
+#elif ELEMENT == ELEMENT_FP32
+using element = float;
 #else
-#error "ELEMENT must be ELEMENT_FP16 or ELEMENT_BF16"
+#error "ELEMENT must be ELEMENT_FP16, ELEMENT_BF16 or ELEMENT_FP32"
 #endif
+
+#if ELEMENT != ELEMENT_FP32
 
 // Two floats rounded to nearest even and packed into one register: the form in which mma and vector stores take them.
 __device__ __forceinline__ unsigned pack2(float low, float high) {
@@ -40,3 +46,4 @@ __device__ __forceinline__ float2 unpack2(unsigned pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
 #endif
 }
+#endif  // ELEMENT != ELEMENT_FP32

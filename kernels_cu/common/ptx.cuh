@@ -75,6 +75,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+#define INF __int_as_float(0x7f800000)  // NVRTC has no INFINITY
+
+// A value that is the same in all lanes of a warp, so that the compiler knows it too and gives it a uniform register.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // `value`, but the compiler may not see that it is: what derives from the result is computed where it is used, where it
 // would otherwise be moved out of a loop, or kept across one, in registers that the products need.
 template <typename T>

@@ -240,3 +240,45 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli) -> None:
     result = cli("roofline", "--seq", "1k", *A100, broken=True)
     assert result.code == 0
     assert result.err == ""
+
+
+def test_matrices(cli: Cli) -> None:
+    done = cli("roofline", "--cols", "4k,1m", "--gpu", "H200", "--json")
+    assert done.code == 0
+    rows = done.json["rows"]
+    assert [row["kernel"] for row in rows] == ["softmax-naive", "softmax-safe", "softmax-online", "softmax-fused"] * 2
+    assert {row["seq_q"] * row["seq_kv"] * 2 for row in rows} == {2**30}
+    assert {row["flops"] for row in rows} == {5 * 2**29}
+    assert [row["hbm_bytes"] // 2**30 for row in rows] == [2, 2, 2, 2, 3, 4, 3, 2]
+    assert {row["bound"] for row in rows} == {"hbm"}
+    assert rows[5]["speedup_vs_naive"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cols", "4k", "--kernel", "fa2"), "fa2 computes attention"),
+        (("--cols", "4k", "--seq", "4k"), "exclude each other"),
+        (("--rows", "4"), "--rows needs --cols"),
+        (("--cols", "4k", "--causal"), "causal"),
+        (("--seq", "4k", "--dtype", "fp32"), "choose from fp16, bf16"),
+    ],
+)
+def test_matrices_and_attention_are_told_apart(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    done = cli("roofline", *arguments, "--gpu", "H200")
+    assert done.code == 2
+    assert said in done.err
+    assert done.out == ""
+
+
+def test_the_matrix_table(cli: Cli) -> None:
+    done = cli("roofline", "--cols", "1k,128k", "--rows", "1k", "--dtype", "fp32", "--gpu", "H200")
+    header = next(line for line in done.out.splitlines() if "Kernel" in line)
+    assert header.split()[:3] == ["Rows", "Cols", "Kernel"]
+    assert "softmax of a matrix's rows · fp32" in done.out
+
+
+def test_a_score_matrix_counts_every_head(cli: Cli) -> None:
+    done = cli("roofline", "--kernel", "softmax-fused", "--seq", "1k", "--heads", "8", "--gpu", "H200", "--json")
+    (row,) = done.json["rows"]
+    assert row["hbm_bytes"] == 2 * 8 * 1024 * 1024 * 2

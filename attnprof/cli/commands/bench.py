@@ -32,10 +32,12 @@ def bench(
     dtype: options.DtypeNames = None,
     causal: options.Causal = False,
     direction: options.PassName = "fwd",
+    rows: options.Rows = None,
+    cols: options.Cols = None,
     kernel: options.Kernels = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option("--peer", metavar="NAME", help="Libraries to time in the same loop: torch-flash, torch-cudnn."),
+        typer.Option("--peer", metavar="NAME", help="Libraries to time in the same loop: torch-cudnn, torch-softmax."),
     ] = None,
     ceilings: options.Ceilings = "datasheet",
     l2: Annotated[
@@ -68,10 +70,9 @@ def bench(
     from attnprof.report import bench as view
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
-    workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction
-    ).workloads()
-    specs = options.kernels(kernel, workloads[0].direction)
+    specs, workloads = options.WorkloadOptions(
+        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
+    ).sweep(kernel)
     peer_names = backends.check_peers(peer or [])
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:
 
@@ -117,7 +118,7 @@ class _Run:
     peers: tuple[str, ...]
     rates: tuple[MeasuredRate, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
-    naive_s: dict[Workload, float] = field(default_factory=dict)
+    naive_s: dict[tuple[str, Workload], float] = field(default_factory=dict)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -127,11 +128,12 @@ class _Run:
         """Take a finished row in, and save all rows so far."""
         values: dict[str, Any] = row.as_row()
         median_s = row.time.median_s if row.time is not None and row.status == "ok" else None
-        if row.kernel == baseline.NAME and median_s:
-            self.naive_s[row.workload] = median_s
-        naive_s = self.naive_s.get(row.workload)
+        operation = values["operation"]
+        if row.kernel == baseline.NAMES[operation] and median_s:
+            self.naive_s[operation, row.workload] = median_s
+        naive_s = self.naive_s.get((operation, row.workload))
         values["gpu"] = self.executor.device.name
-        values["speedup_vs_naive"] = self.baseline.speedup(row.workload, values["roof_time_s"])
+        values["speedup_vs_naive"] = self.baseline.speedup(operation, row.workload, values["roof_time_s"])
         values["measured_speedup_vs_naive"] = naive_s / median_s if naive_s and median_s else None
         self.rows.append(values)
         self.interrupted |= str(row.status) == "interrupted"
@@ -146,10 +148,11 @@ class _Run:
     def report(self) -> Report:
         """What has been measured so far."""
         from attnprof.report import bench as view
+        from attnprof.report.bench_notes import notes
         from attnprof.report.document import Report, Section
 
         device, rates = self.executor.device, [rate.as_dict() for rate in self.rates]
-        section = Section(self._heading(rates), self.rows, view.notes(self.rows))
+        section = Section(self._heading(rates), self.rows, notes(self.rows))
         return Report(
             "bench",
             view.columns(self.peers),

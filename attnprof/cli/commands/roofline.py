@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import baseline, gpus, options
+from attnprof.cli import gpus, options
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -30,6 +30,8 @@ def roofline(
     dtype: options.DtypeNames = None,
     causal: options.Causal = False,
     direction: options.PassName = "fwd",
+    rows: options.Rows = None,
+    cols: options.Cols = None,
     kernel: options.Kernels = None,
     gpu: Annotated[
         str | None,
@@ -48,33 +50,35 @@ def roofline(
     predicted time, and the speed-up over naive.
     """
     from attnprof.model.ceilings import ceilings as limits_of
+    from attnprof.model.workload import Pass
     from attnprof.report import roofline as view
     from attnprof.report.document import Report, Section
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
     source = gpus.ceiling_source(ceilings)
-    workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction
-    ).workloads()
-    specs = options.kernels(kernel, workloads[0].direction)
-    if not kernel and baseline.NAME not in [spec.name for spec in specs]:
-        specs = (*options.kernels([baseline.NAME]), *specs)  # which has a ledger for either pass
+    specs, workloads = options.WorkloadOptions(
+        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
+    ).sweep(kernel)
+    if not kernel and specs[0].direction is not Pass.FWD:
+        specs = (*options.kernels(["naive"]), *specs)  # which has a ledger for either pass
     targets = gpus.targets(gpu)
 
     sections: list[Section] = []
     all_rows: list[dict[str, Any]] = []
     for target in targets:
-        rows = predict(specs, workloads, target.device, source)
+        predicted = predict(specs, workloads, target.device, source)
         dtypes = dict.fromkeys(workload.dtype for workload in workloads)
         heading = (
             *gpus.device_lines(target),
             *gpus.ceiling_lines(((d, limits_of(target.device, d, source)) for d in dtypes), source),
-            gpus.workload_line(rows),
+            gpus.workload_line(predicted),
         )
         sections += (
-            view.ledger_sections(rows, heading) if ledger else [Section(heading, rows, view.notes(rows, target.device))]
+            view.ledger_sections(predicted, heading)
+            if ledger
+            else [Section(heading, predicted, view.notes(predicted, target.device))]
         )
-        all_rows += rows
+        all_rows += predicted
     out.show(
         Report(
             "roofline",
@@ -101,18 +105,22 @@ def predict(
     A kernel that can't run here is predicted all the same: the figures are those of its ledger on this GPU, and
     ``unsupported`` says why it can't.
     """
+    from attnprof.cli.baseline import Baseline
     from attnprof.model.roofline import roofline as roofline_of
     from attnprof.model.roofline import row
 
-    naive = baseline.Baseline(device, source)
+    baseline = Baseline(device, source)
     rows: list[dict[str, Any]] = []
     for workload in workloads:
         for spec in specs:
             demand = spec.demand(workload, device)
-            roof = roofline_of(workload, demand, device, source)
+            flops = spec.flops(workload)
+            roof = roofline_of(workload, demand, device, source, flops=flops)
+            speedup = baseline.speedup(spec.operation, workload, roof.time_s)
             rows.append(
                 {
-                    **row(spec.name, workload, demand, roof, speedup_vs_naive=naive.speedup(workload, roof.time_s)),
+                    **row(spec.name, workload, demand, roof, speedup_vs_naive=speedup, flops=flops),
+                    "operation": spec.operation,
                     "gpu": device.name,
                     "unsupported": spec.unsupported(workload) or spec.runs_on(device.compute_capability),
                 }

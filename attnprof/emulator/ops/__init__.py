@@ -21,6 +21,7 @@ from attnprof.emulator.ops import (  # noqa: F401  each import registers its fam
     loadstore,
     logic,
     matrix,
+    mbarrier,
     packed,
     shuffle,
     transcendental,

@@ -147,12 +147,13 @@ class Access:
     """What the observers are told of an access.
 
     ``kind`` is ``load``, ``store``, ``atomic`` or ``copy``; ``sync`` marks volatile, relaxed and acquire/release
-    accesses, which order others instead of racing with them.
+    accesses, which order others instead of racing with them; ``matrix`` marks ldmatrix and stmatrix.
     """
 
     kind: str
     nbytes: int
     sync: bool = False
+    matrix: bool = False
 
 
 def observe(wave: Wave, x: Active, access: Access, chunks: list[Chunk]) -> None:

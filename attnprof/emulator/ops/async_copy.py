@@ -10,6 +10,7 @@ from attnprof.emulator.copies import PendingCopy
 from attnprof.emulator.decoder import Decoder
 from attnprof.emulator.lanes import Active
 from attnprof.emulator.ops.access import Access, address_of, gather, observe, resolve
+from attnprof.emulator.ops.mbarrier import arrive, barrier_word
 from attnprof.emulator.ops.registry import Step, op
 from attnprof.emulator.program import Immediate, Instruction, Register
 from attnprof.emulator.types import TYPES
@@ -21,8 +22,10 @@ _MODS = (
 
 @op("cp")
 def _copy(d: Decoder, i: Instruction) -> Step:
-    if i.mods[:1] != ("async",) or "bulk" in i.mods or "mbarrier" in i.mods:
+    if i.mods[:1] != ("async",) or "bulk" in i.mods:
         raise d.unsupported(i)
+    if i.mods[1:3] == ("mbarrier", "arrive"):
+        return _arrive_on_completion(d, i)
     if i.mods[1:] == ("commit_group",):
         return lambda x: x.wave.commit_copies(x)
     if i.mods[1:] == ("wait_all",):
@@ -80,6 +83,23 @@ def _copy(d: Decoder, i: Instruction) -> Step:
         if watched:
             observe(wave, x, write, targets)
         wave.add_copy(PendingCopy(targets[0].lanes, targets[0].offsets, data, wave.copy_group[targets[0].lanes]), x)
+
+    return run
+
+
+def _arrive_on_completion(d: Decoder, i: Instruction) -> Step:
+    """cp.async.mbarrier.arrive: an arrival once this thread's copies are done, which here is at once.
+
+    Without .noinc the arrival is expected on top of the others, so that their number stays the same.
+    """
+    d.allow(i, "async", "mbarrier", "arrive", "noinc", "shared", "shared::cta")
+    address = address_of(d, i, d.args(i, 1)[0])
+    counted = "noinc" in i.mods
+
+    def run(x: Active) -> None:
+        x.wave.wait_copies(x, None)
+        words, at = barrier_word(x, address(x), "arrives at")
+        arrive(x, words, at, np.full(x.n, int(counted), np.int64))
 
     return run
 

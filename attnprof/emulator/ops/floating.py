@@ -106,13 +106,17 @@ def _mode(i: Instruction) -> str:
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """min.f: a NaN gives way to a number."""
-    return np.fmin(a, b)
+    """min.f: a NaN gives way to a number, and −0 is less than +0."""
+    least = np.fmin(a, b)
+    zero = least == 0
+    return np.where(zero & (a == b), -(-a - b), least) if zero.any() else least
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """max.f: a NaN gives way to a number."""
-    return np.fmax(a, b)
+    """max.f: a NaN gives way to a number, and +0 is greater than −0."""
+    greatest = np.fmax(a, b)
+    zero = greatest == 0
+    return np.where(zero & (a == b), a + b, greatest) if zero.any() else greatest
 
 
 def _xorsign(function: Any) -> Any:

@@ -10,7 +10,7 @@ from attnprof.emulator.decoder import Decoder
 from attnprof.emulator.lanes import Active, AnyArray
 from attnprof.emulator.ops.integer import binary, unary
 from attnprof.emulator.ops.registry import Step, op
-from attnprof.emulator.program import Immediate, Instruction, Vector
+from attnprof.emulator.program import Immediate, Instruction, Register, Vector
 from attnprof.emulator.types import TYPES
 
 _BITWISE: dict[str, Any] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
@@ -22,6 +22,11 @@ def _mov(d: Decoder, i: Instruction) -> Step:
     d.allow(i)
     kind = d.types(i)[-1]
     dest, source = d.args(i, 2)
+    for operand in (dest, source):
+        items = operand.items if isinstance(operand, Vector) else ()
+        for item in items:
+            if isinstance(item, Register) and item.type.bits * len(items) != kind.bits:
+                raise d.malformed(i, f"{len(items)} registers of {item.type.bits} bits are not {kind.bits} bits")
     if isinstance(source, Vector):
         part = TYPES[f"b{kind.bits // len(source.items)}"]
         parts = [d.alu(i, item, part) for item in source.items]

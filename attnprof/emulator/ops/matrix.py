@@ -208,7 +208,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
     if len(puts) != count:
         raise d.malformed(i, f"{len(puts)} destinations for {count} matrices")
     address = address_of(d, i, source)
-    access = Access("load", 16)
+    access = Access("load", 16, matrix=True)
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:
@@ -235,7 +235,7 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
     registers = [fragment_source(d, i, v) for v in d.items(source)]
     if len(registers) != count:
         raise d.malformed(i, f"{len(registers)} sources for {count} matrices")
-    access = Access("store", 16)
+    access = Access("store", 16, matrix=True)
     watched = d.watch.counts or d.watch.checks
 
     def run(x: Active) -> None:

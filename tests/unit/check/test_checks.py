@@ -71,7 +71,7 @@ def verdicts(rows: list[CheckRow], check: Check) -> dict[str | None, CheckStatus
 def test_a_right_kernel_passes_every_check() -> None:
     rows = rows_of(FakeExecutor(compute=attend_once), full=False, determinism_runs=10)
     assert {row.status for row in rows} == {CheckStatus.PASS}
-    assert {row.check for row in rows} == set(Check)
+    assert {row.check for row in rows} == set(Check) - {Check.OVERFLOW}  # of kernels with a largest logit
     for check in (Check.COMPILE, Check.SPILLS, Check.SHARED_MEMORY, Check.OCCUPANCY):
         assert set(verdicts(rows, check)) == {"sm_80", "sm_90a"}
 
@@ -365,7 +365,8 @@ def test_the_sets_cover_what_kernels_get_wrong(cases: Callable[[], Any]) -> None
         assert any(w.causal and w.seq_q > w.seq_kv for w in of_type)
         assert any(w.causal and w.seq_q < w.seq_kv for w in of_type)
         assert any(w.batch > 1 for w in of_type)
-        assert {case.distribution for case in found if case.workload.dtype is dtype} == set(Distribution)
+        of_attention = set(Distribution) - {Distribution.MASKED}  # MASKED is of a softmax's matrix
+        assert {case.distribution for case in found if case.workload.dtype is dtype} == of_attention
     assert any(w.causal and (w.seq_q, w.seq_kv) == (5, 2) for w in workloads)
 
 

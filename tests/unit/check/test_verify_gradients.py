@@ -9,16 +9,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution
-from attnprof.kernels.trial import trial_inputs
+from attnprof.kernels.ladder import fa2_bwd
+from attnprof.kernels.trial import inputs_for
 from attnprof.kernels.verify import Verification
 from attnprof.kernels.verify_gradients import verify_gradients
 from attnprof.model.dtypes import Dtype
 from attnprof.model.reference import attention_backward, gradient_scores
 from attnprof.model.rounding import decode, encode
 from attnprof.model.workload import Pass, Workload
-from tests.fakes import FakeExecutor
 
 ROUNDS = ("p", "ds", "o")
 Arrays = dict[str, np.ndarray]
@@ -32,8 +31,7 @@ def backward(seq_q: int, **options: object) -> Workload:
 def computed(workload: Workload, distribution: Distribution = Distribution.NORMAL) -> tuple[Arrays, Arrays]:
     """Inputs, and the gradients that a right kernel writes: everything rounded where one rounds."""
     w = workload
-    executor: Executor = FakeExecutor()  # small workloads need none
-    inputs = dict(trial_inputs(w, executor, distribution=distribution))
+    inputs = dict(inputs_for(fa2_bwd.SPECS[0], w, distribution=distribution))
     q, k, v, do, o = (decode(inputs[name], w.dtype).astype(np.float64) for name in ("q", "k", "v", "dout", "o"))
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     group = w.heads // w.kv_heads

@@ -9,7 +9,7 @@ import pytest
 
 from attnprof.emulator import Mode
 from attnprof.kernels.plan import Scalar
-from attnprof.model.errors import CompileError, KernelFault, LaunchLimitError, UsageError
+from attnprof.model.errors import CompileError, KernelFault, LaunchLimitError, OutOfMemory, UsageError
 from tests.unit.emulator.emulator_harness import Bench
 
 RNG = np.random.default_rng(11)
@@ -504,3 +504,119 @@ def test_cooperative_groups_cub_and_pipelines(bench: Bench) -> None:
     before = np.cumsum(np.arange(64)) - np.arange(64)
     assert np.array_equal(outcome.outputs["out"], sums + 1000 * before)
     assert outcome.trace.faults == ()
+
+
+def test_block_barriers_in_shared_memory(bench: Bench) -> None:
+    source = """
+    #include <cooperative_groups.h>
+    #include <cuda/barrier>
+    #include <cuda/pipeline>
+    namespace cg = cooperative_groups;
+    extern "C" __global__ void k(const float* in, float* out) {
+        __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+        __shared__ float s[64], p[2][64];
+        __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 2> state;
+        auto block = cg::this_thread_block();
+        if (threadIdx.x == 0) init(&bar, blockDim.x);
+        block.sync();
+        s[threadIdx.x] = in[threadIdx.x];
+        bar.arrive_and_wait();
+        float v = s[63 - threadIdx.x];
+        auto token = bar.arrive();
+        bar.wait(std::move(token));
+        cuda::memcpy_async(block, s, in + 64, sizeof(float) * 64, bar);
+        bar.arrive_and_wait();
+        v += s[63 - threadIdx.x];
+        auto pipe = cuda::make_pipeline(block, &state);
+        for (int i = 0; i < 3; ++i) {
+            pipe.producer_acquire();
+            cuda::memcpy_async(block, p[i % 2], in + 64 * i, sizeof(float) * 64, pipe);
+            pipe.producer_commit();
+            pipe.consumer_wait();
+            v += p[i % 2][63 - threadIdx.x] * (i + 1);
+            pipe.consumer_release();
+        }
+        out[threadIdx.x] = v;
+    }"""
+    a = RNG.integers(0, 100, 192).astype("f4")
+    outcome = bench.run(
+        source, "k", {"in": a, "out": np.zeros(64, "f4")}, outputs=("out",), block=(64, 1, 1), mode=Mode.ALL
+    )
+    rows = a.reshape(3, 64)[:, ::-1]
+    expected = rows[0] + rows[1] + rows[0] + 2 * rows[1] + 3 * rows[2]
+    assert np.array_equal(outcome.outputs["out"], expected)
+    assert outcome.trace.faults == ()
+
+
+MBARRIER = """
+extern "C" __global__ void k(const float* in, float* out) {
+    __shared__ unsigned long long full, empty;
+    __shared__ float box[32];
+    unsigned f = (unsigned)__cvta_generic_to_shared(&full), e = (unsigned)__cvta_generic_to_shared(&empty);
+    int lane = threadIdx.x %% 32;
+    auto arrive = [](unsigned b) {
+        asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%%0];}" :: "r"(b) : "memory");
+    };
+    auto wait = [](unsigned b, unsigned parity) {
+        unsigned done = 0;
+        while (!done)
+            asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%%1], %%2; selp.u32 %%0, 1, 0, p;}"
+                         : "=r"(done) : "r"(b), "r"(parity) : "memory");
+    };
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared.b64 [%%0], %%1;" :: "r"(f), "r"(%d) : "memory");
+        asm volatile("mbarrier.init.shared.b64 [%%0], %%1;" :: "r"(e), "r"(32) : "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        for (int i = 0; i < 8; ++i) {
+            if (i) wait(e, (i - 1) & 1);
+            box[lane] = in[i * 32 + lane];
+            %s
+        }
+    } else {
+        for (int i = 0; i < 8; ++i) {
+            wait(f, i & 1);
+            out[i * 32 + lane] = box[31 - lane];
+            arrive(e);
+        }
+    }
+}"""
+
+
+def test_producer_and_consumer_warps_over_mbarriers(bench: Bench) -> None:
+    a = RNG.standard_normal(256).astype("f4")
+    arrays = {"in": a, "out": np.zeros(256, "f4")}
+    outcome = bench.run(
+        MBARRIER % (32, "arrive(f);"), "k", arrays, outputs=("out",), block=(64, 1, 1), mode=Mode.CHECKS
+    )
+    assert np.array_equal(outcome.outputs["out"].reshape(8, 32), a.reshape(8, 32)[:, ::-1])
+    with pytest.raises(KernelFault, match=r"deadlock: .* threads wait at an mbarrier for arrivals that never come"):
+        bench.run(MBARRIER % (32, ""), "k", arrays, outputs=("out",), block=(64, 1, 1))
+    with pytest.raises(KernelFault, match="32 arrivals at an mbarrier whose phase waits for 16"):
+        bench.run(MBARRIER % (16, "arrive(f);"), "k", arrays, outputs=("out",), block=(64, 1, 1))
+    racing = "arrive(f); box[lane] = 5;"
+    with pytest.raises(KernelFault, match=r"data-race: (reads|overwrites) what thread"):
+        bench.run(MBARRIER % (32, racing), "k", arrays, outputs=("out",), block=(64, 1, 1), mode=Mode.CHECKS)
+
+
+def test_tensors_that_do_not_fit_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = 'extern "C" __global__ void k(float* a) { a[threadIdx.x] = 1; }'
+    monkeypatch.setattr("attnprof.emulator.executor._free_bytes", lambda: 10_000)
+    arrays = {"a": np.zeros(1024, "f4")}
+    bench.run(source, "k", arrays)
+    with pytest.raises(OutOfMemory) as caught:
+        bench.run(source, "k", arrays, mode=Mode.CHECKS)
+    assert (caught.value.needed_bytes, caught.value.free_bytes) == (int(4096 * (2 + 50 / 4)), 10_000)
+
+
+def test_writing_and_reading_tensors_by_name(bench: Bench) -> None:
+    source = 'extern "C" __global__ void k(float* a) { a[threadIdx.x] += 1; }'
+    outcome = bench.run(source, "k", {"a": np.zeros(32, "f4")})
+    for _ in range(2):
+        outcome.run.launch()
+    assert np.array_equal(outcome.run.read("a"), np.full(32, 3, "f4"))
+    with pytest.raises(UsageError, match="no tensor 'b'"):
+        outcome.run.read("b")
+    with pytest.raises(UsageError, match=r"tensor 'a' is \(32,\) float32, not \(31,\) float32"):
+        outcome.run.write("a", np.zeros(31, "f4"))

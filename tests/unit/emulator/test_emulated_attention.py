@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,21 @@ def test_counts_equal_the_model_where_tiles_are_full(bench: Bench, kernel: str) 
     )
     assert trace.counters.exponentials - rescaling == spec.demand(workload, A100).exponentials
     assert rescaling == 0 or kernel == "fa2"
+
+
+@pytest.mark.parametrize(("seq", "limit_s"), [(256, 0.5), (1024, 5.0)])
+def test_speed(bench: Bench, seq: int, limit_s: float) -> None:
+    """CPU time, so that a busy machine is not mistaken for a slow emulator; the best of three."""
+    workload = Workload.of(seq, heads=2, head_dim=64)
+    (spec,) = catalogue.select(["fa2"])
+    plan = spec.plan(workload, A100)
+    times_s = []
+    with EmulatorExecutor(bench.cuda, A100).prepare(plan) as run:
+        for tensor in plan.tensors:
+            if tensor.role == "in":
+                run.write(tensor.name, np.zeros(tensor.shape, np.float16))
+        for _ in range(3):
+            started = time.process_time()
+            run.launch()
+            times_s.append(time.process_time() - started)
+    assert min(times_s) < limit_s

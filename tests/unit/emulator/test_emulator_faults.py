@@ -476,3 +476,44 @@ def test_a_nan_born_in_a_tensor_core(bench: Bench) -> None:
     arrays = {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}
     with pytest.raises(EmulatedFault, match=r"nan-born: makes a NaN out of numbers at .*:5 "):
         bench.run(source, "k", arrays, outputs=("out",), mode=Mode.CHECKS, find_nans=True)
+
+
+FLAG = """
+extern "C" __global__ void k(const float* in, float* out) {
+    __shared__ float box[32];
+    __shared__ volatile int ready;
+    if (threadIdx.x == 0) ready = 0;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        box[threadIdx.x] = in[threadIdx.x] + 1;
+        %s
+        __syncwarp();
+        if (threadIdx.x == 0) ready = 1;
+    } else {
+        while (ready == 0) {}
+        out[threadIdx.x - 32] = box[threadIdx.x - 32];
+    }
+}"""
+
+
+@pytest.mark.parametrize(("fence", "kinds"), [("__threadfence_block();", []), ("", [FaultKind.RACE])])
+def test_a_flag_behind_a_fence_orders_two_warps(bench: Bench, fence: str, kinds: list[FaultKind]) -> None:
+    arrays = {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}
+    outcome = bench.run(
+        FLAG % fence, "k", arrays, outputs=("out",), block=(64, 1, 1), mode=Mode.CHECKS, on_fault="record"
+    )
+    assert [fault.kind for fault in outcome.trace.faults] == kinds
+    assert np.all(outcome.outputs["out"] == 1)
+
+
+def test_a_race_on_a_device_variable(bench: Bench) -> None:
+    source = """
+    __device__ int total;
+    extern "C" __global__ void k(const float* in, float* out) {
+        total += threadIdx.x;
+        out[threadIdx.x] = in[threadIdx.x];
+    }"""
+    with pytest.raises(EmulatedFault, match=r"data-race: .*'total'"):
+        bench.run(
+            source, "k", {"in": np.zeros(32, "f4"), "out": np.zeros(32, "f4")}, outputs=("out",), mode=Mode.CHECKS
+        )

@@ -400,3 +400,15 @@ def test_directed_rounding_of_doubles(bench: Bench, op: str, mode: str) -> None:
             assert Fraction(got) >= exact
         else:
             assert abs(Fraction(got)) <= abs(exact)
+
+
+def test_minimum_and_maximum_of_zeros(bench: Bench) -> None:
+    a = np.array([0.0, -0.0, -0.0, 0.0] * 8, "f4")
+    b = np.array([-0.0, 0.0, -0.0, 0.0] * 8, "f4")
+    assert (
+        np.signbit(apply_op(bench, "max.f32 %d, %a, %b;", a, b, output="f4")).tolist()
+        == [False, False, True, False] * 8
+    )
+    assert (
+        np.signbit(apply_op(bench, "min.f32 %d, %a, %b;", a, b, output="f4")).tolist() == [True, True, True, False] * 8
+    )

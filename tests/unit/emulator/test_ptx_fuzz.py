@@ -57,12 +57,13 @@ OPCODES = listed(
     """add sub mul mad fma div rem min max abs neg sad and or xor not shl shr shf lop3 prmt bfe bfi popc clz brev bfind
 selp setp set slct mov cvt cvta ld st atom red cp ldmatrix mma shfl vote match redux bar barrier bra call ret
 exit membar ex2 lg2 rcp sqrt rsqrt sin cos tanh copysign testp dp4a addc subc madc brx movmatrix stmatrix
-activemask"""
+activemask mbarrier wmma elect fence isspacep"""
 )
 MODIFIERS = listed(
     """u8 s8 b8 u16 s16 b16 f16 bf16 u32 s32 b32 f32 u64 s64 b64 f64 f16x2 bf16x2 pred e4m3x2 tf32 lo hi wide rn rzi
 ftz sat global shared local param const v2 v4 sync aligned approx eq lt ltu and cc x4 m8n8 bfly all any add cas
-m16n8k16 row col relu async cg idx wrap l r arrive red popc wait_all commit_group wait_group warp to trans"""
+m16n8k16 row col relu async cg idx wrap l r arrive red popc wait_all commit_group wait_group warp to trans
+init test_wait parity noinc load store mma m16n16k16"""
 )
 OPERANDS = listed(
     """%d %a %b %p %q %addr 0 1 -1 3 0x7fffffff 99999999999 1.5 0f3F800000 {%d,%a} {%d,_} [%addr] [%a] [%addr+4] [p0]

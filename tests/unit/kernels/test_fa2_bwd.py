@@ -29,7 +29,7 @@ from attnprof.kernels.ladder.fa2_bwd import (
     unsupported,
 )
 from attnprof.kernels.plan import LaunchPlan, Pointer, Scalar
-from attnprof.kernels.trial import trial, trial_inputs
+from attnprof.kernels.trial import inputs_for, judge
 from attnprof.model.devices import DeviceSpec, find, table
 from attnprof.model.dtypes import Dtype
 from attnprof.model.occupancy import occupancy
@@ -206,13 +206,16 @@ def emulate(
     device: DeviceSpec = H200,
 ) -> dict[str, np.ndarray]:
     executor = EmulatorExecutor(Compiler(), device, mode=Mode.CHECKS)
-    inputs = trial_inputs(workload, executor, distribution=distribution)
+    inputs = inputs_for(SPECS[0], workload, executor=executor, distribution=distribution)
     with executor.prepare(a_plan) as run:
         for name, values in inputs.items():
             run.write(name, values)
-        verdict = trial(SPECS[0], workload, a_plan, run, inputs)
-        assert verdict.passed, verdict.detail
-        return {name: run.read(name) for name in ("dq", "dk", "dv")}
+        run.poison()
+        run.launch()
+        outputs = {name: run.read(name) for name in ("dq", "dk", "dv")}
+    verdict = judge(SPECS[0], workload, inputs, outputs)
+    assert verdict.passed, verdict.detail
+    return outputs
 
 
 EMULATED = [

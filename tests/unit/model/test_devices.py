@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_json_is_strict_and_whole(spec: DeviceSpec) -> None:
     assert 0 not in data.values()
 
 
+@pytest.mark.parametrize("spec", table(), ids=lambda spec: spec.name)
+def test_every_source_has_an_address_or_is_the_part_itself(spec: DeviceSpec) -> None:
+    for reference in spec.references:
+        assert re.fullmatch(r"\S.* <https://\S+>|CUDA device properties of the part itself", reference)
+    assert any("<https://" in reference for reference in spec.references)
+
+
+def test_what_is_derived_says_how() -> None:
+    derived = {
+        spec.name: tuple(map(int, factors.groups()))
+        for spec in table()
+        if (factors := re.search(r"tensor rate derived: (\d+) SMs x (\d+) x (\d+) MHz", spec.note or ""))
+    }
+    assert set(derived) == {"RTX 3070", "RTX 4080", "RTX PRO 6000 Blackwell"}
+    for name, (sms, per_clock, mhz) in derived.items():
+        assert sms == find(name).sm_count
+        assert find(name).tensor_flops_per_s[Dtype.FP16] == pytest.approx(sms * per_clock * mhz * 1e6, rel=1e-3)
+
+
 def test_names_are_unique() -> None:
     names = [name for spec in table() for name in (spec.name, *spec.aliases)]
     found = [find(name).name for name in names]
@@ -85,6 +105,7 @@ def test_default_is_the_a100_of_the_article() -> None:
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("b200", "B200"),
+        ("NVIDIA A10G", "A10G"),
     ],
 )
 def test_names_as_people_and_drivers_write_them(asked: str, name: str) -> None:
@@ -97,7 +118,7 @@ def test_names_as_people_and_drivers_write_them(asked: str, name: str) -> None:
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 3080 Laptop GPU",
         "RTX 4090 D",
-        "NVIDIA A10G",
+        "NVIDIA L20",
         "RTX",
         "",
     ],
@@ -174,6 +195,12 @@ def test_a_name_of_the_table_on_another_architecture_is_not_that_part() -> None:
     spec = from_facts("NVIDIA L4", (12, 0), sm_count=58)
     assert spec.tensor_flops_per_s == {}
     assert spec.l2_bytes is None
+
+
+def test_a10g_is_no_a10() -> None:
+    spec = from_facts("NVIDIA A10G", (8, 6), sm_count=80, max_clock_hz=1_710_000_000)
+    assert spec.tensor_flops_per_s[Dtype.BF16] == 70e12
+    assert spec.tensor_flops_per_s_at_max_clock(Dtype.BF16) == 80 * 512 * 1_710_000_000
 
 
 def test_the_cap_of_h20_survives_the_join() -> None:

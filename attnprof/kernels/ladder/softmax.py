@@ -1,0 +1,372 @@
+"""The softmax rungs: the same function in two unsafe passes, three, two and one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
+from attnprof.kernels.sources import kernels_dir
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.demand import Demand, Schedule
+from attnprof.model.devices import DeviceSpec
+from attnprof.model.dtypes import Dtype
+from attnprof.model.softmax_traffic import (
+    FUSED,
+    NAIVE,
+    ONLINE,
+    SAFE,
+    STAGE,
+    Rung,
+    rereads_hit_l2,
+    softmax_demand,
+)
+from attnprof.model.workload import Pass, Workload
+
+ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+# The oldest compute capability with thread block clusters.
+CLUSTERS_SINCE = (9, 0)
+CHUNK_BYTES = 16
+WARP = 32
+
+# Columns are 32-bit in the kernels, and a row of 2^30 still leaves room for a batch of chunks past its end.
+MAX_COLUMNS = 2**30
+# Grids are limited to 2^31 - 1 blocks; a cluster of 8 blocks a row sets the limit.
+MAX_ROWS = 2**28 - 1
+
+# The kernels of one block a row (softmax_{naive,safe,online}.cu): most threads, and 16-byte loads that a thread has in
+# flight. 64 registers a thread leave room for 1024 threads an SM on every architecture.
+THREADS, BATCH, THREADS_PER_SM = 512, 8, 1024
+BLOCKS_PER_SM = THREADS_PER_SM // THREADS
+# Resident blocks an SM, at the architecture that has fewest.
+MAX_BLOCKS_PER_SM = 16
+
+# e^x overflows fp32 from 88.7 on; up to here a sum of 2^20 of them is below 2^126, whose reciprocal is not subnormal.
+LARGEST_NAIVE_LOGIT = 73.0
+
+# softmax_fused.cu, rows in the registers of a warp: (lanes a row, rows at a time, chunks a lane), shortest rows first.
+WARP_SHAPES = ((8, 4, 1), (16, 4, 1), (32, 4, 1), (32, 2, 2), (32, 1, 4), (32, 1, 8))
+WARP_KERNEL_THREADS = 128
+# Rows in the registers of a block or a cluster: chunks a thread, and most threads a block: with clusters a longer row
+# takes more SMs instead, so that several rows still share an SM and one loads while another computes.
+BLOCK_CHUNKS, CLUSTERED_THREADS, UNCLUSTERED_THREADS = 8, 256, 512
+CLUSTERS = (1, 2, 4, 8)
+# Rows in shared memory: threads a block.
+SHARED_THREADS, SHARED_BATCH = 512, 4
+
+
+def _element(dtype: Dtype) -> tuple[str, str]:
+    return ("ELEMENT", f"ELEMENT_{dtype.name}")
+
+
+def _chunks(columns: int, dtype: Dtype) -> int:
+    """16-byte chunks of a row, at most: fewer when the row starts off a boundary."""
+    return columns * dtype.itemsize // CHUNK_BYTES
+
+
+def _unsupported(workload: Workload) -> str | None:
+    if workload.direction is not Pass.FWD:
+        return "softmax kernels run the forward pass only"
+    if workload.causal:
+        return "softmax kernels take no causal mask"
+    if workload.seq_kv > MAX_COLUMNS:
+        return f"rows of {workload.seq_kv} columns; at most {MAX_COLUMNS}"
+    if workload.rows > MAX_ROWS:
+        return f"{workload.rows} rows; at most {MAX_ROWS}"
+    return None
+
+
+def _plan(workload: Workload, launch: Launch) -> LaunchPlan:
+    shape = (workload.rows, workload.seq_kv)
+    return LaunchPlan(
+        tensors=(
+            TensorSpec("x", shape, workload.dtype, "in"),
+            TensorSpec("y", shape, workload.dtype, "out"),
+        ),
+        launches=(launch,),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# softmax-naive, softmax-safe, softmax-online: one block a row
+
+
+def _threads(workload: Workload) -> int:
+    """Threads of the block that takes a row: enough for one batch of loads each, in whole warps."""
+    batches = -(-_chunks(workload.seq_kv, workload.dtype) // BATCH)
+    return min(THREADS, WARP * max(1, -(-batches // WARP)))
+
+
+def _blocks_per_sm(workload: Workload) -> int:
+    return min(MAX_BLOCKS_PER_SM, THREADS_PER_SM // _threads(workload))
+
+
+def _block_build(name: str, dtype: Dtype) -> Build:
+    return Build(
+        kernels_dir() / f"{name.replace('-', '_')}.cu",
+        (
+            _element(dtype),
+            ("MAX_THREADS", str(THREADS)),
+            ("BLOCKS_PER_SM", str(BLOCKS_PER_SM)),
+            ("BATCH", str(BATCH)),
+        ),
+    )
+
+
+def _block_spec(
+    name: str, number: int, rung: Rung, title: str, idea: str, largest_logit: float | None = None
+) -> KernelSpec:
+    entry = name.replace("-", "_")
+
+    def demand(workload: Workload, device: DeviceSpec) -> Demand:
+        return softmax_demand(
+            workload,
+            rung,
+            schedule=Schedule(workload.rows, _blocks_per_sm(workload)),
+            rereads_in_l2=rereads_hit_l2(workload, device.sm_count * _blocks_per_sm(workload), device.l2_bytes),
+        )
+
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        launch = Launch(
+            stage=STAGE,
+            build=_block_build(name, workload.dtype),
+            entry=entry,
+            grid=(workload.rows, 1, 1),
+            block=(_threads(workload), 1, 1),
+            smem_bytes=0,
+            args=(Pointer("x"), Pointer("y"), Scalar("i32", workload.seq_kv)),
+        )
+        return _plan(workload, launch)
+
+    return _spec(
+        name,
+        number,
+        title,
+        idea,
+        demand=demand,
+        plan=plan,
+        builds=lambda _: tuple(_block_build(name, dtype) for dtype in Dtype),
+        file=_block_build(name, Dtype.FP16).file,
+        largest_logit=largest_logit,
+    )
+
+
+def _spec(
+    name: str,
+    number: int,
+    title: str,
+    idea: str,
+    *,
+    file: Path,
+    demand: Callable[[Workload, DeviceSpec], Demand],
+    plan: Callable[[Workload, DeviceSpec], LaunchPlan],
+    builds: Callable[[DeviceSpec], tuple[Build, ...]],
+    largest_logit: float | None = None,
+) -> KernelSpec:
+    return KernelSpec(
+        name=name,
+        rung=number,
+        title=title,
+        idea=idea,
+        file=file,
+        direction=Pass.FWD,
+        arches=ARCHES,
+        demand=demand,
+        unsupported=_unsupported,
+        plan=plan,
+        builds=builds,
+        rounds=("o",),
+        operation="softmax",
+        largest_logit=largest_logit,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# softmax-fused: the row stays on the chip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where softmax-fused keeps a row, and how it is launched.
+
+    ``resident_columns``: how many columns of a row stay on the chip, None for all.
+    """
+
+    build: Build
+    entry: str
+    blocks: int
+    threads: int
+    smem_bytes: int = 0
+    extra: tuple[Scalar, ...] = ()
+    resident_columns: int | None = None
+
+
+def fused_layout(workload: Workload, device: DeviceSpec) -> Layout:
+    """Where a row goes on a device.
+
+    A warp's registers for rows up to 4 KiB; a block's up to 32 KiB (64 KiB where there are no clusters); the
+    registers of a cluster of 2, 4 or 8 blocks up to 256 KiB; beyond, the shared memory of the cluster or the block.
+    """
+    chunks = _chunks(workload.seq_kv, workload.dtype)
+    for lanes, rows, per_lane in WARP_SHAPES:
+        if chunks <= lanes * per_lane:
+            rows_per_block = WARP_KERNEL_THREADS // lanes * rows
+            return Layout(
+                build=_warp_build(workload.dtype, (lanes, rows, per_lane)),
+                entry="softmax_fused_warp",
+                blocks=-(-workload.rows // rows_per_block),
+                threads=WARP_KERNEL_THREADS,
+            )
+    clusters, most_threads = _blocks_a_row(device)
+    for cluster in clusters:
+        warps = -(-chunks // (BLOCK_CHUNKS * cluster * WARP))
+        if warps * WARP <= most_threads:
+            return Layout(
+                build=_register_build(workload.dtype, cluster, most_threads),
+                entry="softmax_fused_block",
+                blocks=workload.rows * cluster,
+                threads=warps * WARP,
+            )
+    return _shared_layout(workload, chunks, device, clusters[-1])
+
+
+def _blocks_a_row(device: DeviceSpec) -> tuple[tuple[int, ...], int]:
+    """The cluster sizes that there are, and the most threads of a block that keeps its part of a row in registers."""
+    if device.compute_capability >= CLUSTERS_SINCE:
+        return CLUSTERS, CLUSTERED_THREADS
+    return CLUSTERS[:1], UNCLUSTERED_THREADS
+
+
+def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, cluster: int) -> Layout:
+    static_bytes = cluster * 32 * 8  # (m, l) of 32 warps of each block of the cluster
+    room_bytes = device.smem_per_block_bytes - static_bytes
+    members = cluster * SHARED_THREADS
+    resident = min(-(-chunks // members), room_bytes // (SHARED_THREADS * CHUNK_BYTES))
+    columns = resident * members * CHUNK_BYTES // workload.dtype.itemsize
+    return Layout(
+        build=_shared_build(workload.dtype, cluster),
+        entry="softmax_fused_shared",
+        blocks=workload.rows * cluster,
+        threads=SHARED_THREADS,
+        smem_bytes=resident * SHARED_THREADS * CHUNK_BYTES,
+        extra=(Scalar("i32", resident),),
+        resident_columns=columns if resident * members < chunks else None,
+    )
+
+
+def _fused_build(dtype: Dtype, place: str, cluster: int = 1, **macros: int) -> Build:
+    return Build(
+        kernels_dir() / "softmax_fused.cu",
+        (
+            _element(dtype),
+            ("PLACE", f"PLACE_{place}"),
+            *(((("CLUSTER", str(cluster)),)) if cluster > 1 else ()),
+            *((macro, str(value)) for macro, value in macros.items()),
+        ),
+    )
+
+
+def _warp_build(dtype: Dtype, shape: tuple[int, int, int]) -> Build:
+    lanes, rows, chunks = shape
+    return _fused_build(dtype, "WARP", LANES=lanes, ROWS=rows, CHUNKS=chunks, MAX_THREADS=WARP_KERNEL_THREADS)
+
+
+def _register_build(dtype: Dtype, cluster: int, threads: int) -> Build:
+    return _fused_build(
+        dtype,
+        "BLOCK",
+        cluster,
+        CHUNKS=BLOCK_CHUNKS,
+        MAX_THREADS=threads,
+        BLOCKS_PER_SM=THREADS_PER_SM // threads,
+    )
+
+
+def _shared_build(dtype: Dtype, cluster: int) -> Build:
+    return _fused_build(
+        dtype,
+        "SHARED",
+        cluster,
+        MAX_THREADS=SHARED_THREADS,
+        BLOCKS_PER_SM=THREADS_PER_SM // SHARED_THREADS,
+        BATCH=SHARED_BATCH,
+    )
+
+
+def _fused_builds(device: DeviceSpec) -> tuple[Build, ...]:
+    clusters, most_threads = _blocks_a_row(device)
+    return tuple(
+        build
+        for dtype in Dtype
+        for build in (
+            *(_warp_build(dtype, shape) for shape in WARP_SHAPES),
+            *(_register_build(dtype, cluster, most_threads) for cluster in clusters),
+            _shared_build(dtype, clusters[-1]),
+        )
+    )
+
+
+def _fused_demand(workload: Workload, device: DeviceSpec) -> Demand:
+    layout = fused_layout(workload, device)
+    # A row that overflows the chip has an SM, or the cluster's SMs, to itself.
+    rows_in_flight = max(1, device.sm_count * workload.rows // layout.blocks)
+    return softmax_demand(
+        workload,
+        FUSED,
+        rereads_in_l2=rereads_hit_l2(workload, rows_in_flight, device.l2_bytes),
+        resident_columns=layout.resident_columns,
+    )
+
+
+def _fused_plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+    layout = fused_layout(workload, device)
+    columns = Scalar("i32", workload.seq_kv)
+    # Only the warp kernel takes several rows a block, and so must know where they end.
+    rows = (Scalar("i64", workload.rows),) if layout.entry == "softmax_fused_warp" else ()
+    launch = Launch(
+        stage=STAGE,
+        build=layout.build,
+        entry=layout.entry,
+        grid=(layout.blocks, 1, 1),
+        block=(layout.threads, 1, 1),
+        smem_bytes=layout.smem_bytes,
+        args=(Pointer("x"), Pointer("y"), *rows, columns, *layout.extra),
+    )
+    return _plan(workload, launch)
+
+
+SPECS = (
+    _block_spec(
+        "softmax-naive",
+        1,
+        NAIVE,
+        "softmax by the definition, no maximum",
+        "Exponentials are summed and divided as the formula stands; logits above 88 overflow, which is the lesson.",
+        LARGEST_NAIVE_LOGIT,
+    ),
+    _block_spec(
+        "softmax-safe",
+        2,
+        SAFE,
+        "three passes: maximum, sum, normalise",
+        "Subtracting the row's maximum makes overflow impossible and costs a pass of its own.",
+    ),
+    _block_spec(
+        "softmax-online",
+        3,
+        ONLINE,
+        "one statistics pass, then normalise",
+        "A running maximum and a sum that is rescaled when the maximum grows need one pass instead of two.",
+    ),
+    _spec(
+        "softmax-fused",
+        4,
+        "the row stays on the chip",
+        "Registers, a cluster's registers or shared memory hold the row between its statistics and its normalisation.",
+        file=kernels_dir() / "softmax_fused.cu",
+        demand=_fused_demand,
+        plan=_fused_plan,
+        builds=_fused_builds,
+    ),
+)
