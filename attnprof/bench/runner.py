@@ -169,7 +169,7 @@ class _Attempt:
 
     def _measure(self, run: TimedRun, plan: LaunchPlan, report: Callable[[str], None]) -> BenchRow:
         report("filling inputs")
-        inputs = inputs_for(self._spec, self._workload, seed=self._options.seed)
+        inputs = inputs_for(self._spec, self._workload, executor=self._executor, seed=self._options.seed)
         for name, values in inputs.items():
             run.write(name, values)
         if self._options.verify:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def check_numerics(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[CheckRow]:
     """One row an element type: the case that comes closest to its limit, or how many failed and which came first."""
+    cases = [replace(case, workload=replace(case.workload, direction=spec.direction)) for case in cases]
     for dtype, group in groupby(sorted(cases, key=lambda case: case.workload.dtype), lambda case: case.workload.dtype):
         yield _numerics_row(spec, dtype, tuple(group), executor, seed, progress)
 
@@ -147,7 +149,7 @@ def _run(
 ) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
     """Inputs and outputs of one run, outputs poisoned before it."""
     plan = spec.plan(case.workload, executor.device)
-    inputs = inputs_for(spec, case.workload, distribution=case.distribution, seed=seed)
+    inputs = inputs_for(spec, case.workload, executor=executor, distribution=case.distribution, seed=seed)
     with executor.prepare(plan) as run:
         for name, values in inputs.items():
             run.write(name, values)
@@ -189,10 +191,13 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 
     if executor.backend == "emulator":
         return row(CheckStatus.SKIPPED, None, "the emulator runs in one fixed order: nothing could differ")
+    if spec.varies is not None:
+        return row(CheckStatus.SKIPPED, None, spec.varies)
     chosen = softmax_workloads.determinism_set() if spec.operation == "softmax" else _DETERMINISM_WORKLOADS
-    workloads = [workload for workload in chosen if spec.unsupported(workload) is None]
+    asked = [replace(workload, direction=spec.direction) for workload in chosen]
+    workloads = [workload for workload in asked if spec.unsupported(workload) is None]
     if not workloads:
-        return row(CheckStatus.SKIPPED, None, spec.unsupported(chosen[0]) or "no workloads")
+        return row(CheckStatus.SKIPPED, None, spec.unsupported(asked[0]) or "no workloads")
     try:
         for workload in workloads:
             differing, where = _differing_runs(spec, workload, executor, runs, seed)
@@ -216,7 +221,7 @@ def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, ru
 
     plan = spec.plan(workload, executor.device)
     with executor.prepare(plan) as run:
-        for name, values in inputs_for(spec, workload, seed=seed).items():
+        for name, values in inputs_for(spec, workload, executor=executor, seed=seed).items():
             run.write(name, values)
         first: dict[str, NDArray[Any]] = {}
         differing, where = 0, ""

@@ -12,7 +12,6 @@ from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.softmax_workloads import overflow_case
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.workload import Pass
 
 NO_EXECUTOR = "needs a GPU or the emulator: there is neither"
 
@@ -90,6 +89,4 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
 def _blocked(spec: KernelSpec, executor: Executor | None, options: CheckOptions) -> str | None:
     if executor is None:
         return options.no_executor
-    if spec.direction is not Pass.FWD:
-        return "only forward kernels can be verified so far"
     return spec.runs_on(executor.device.compute_capability)

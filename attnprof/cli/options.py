@@ -100,19 +100,24 @@ class WorkloadOptions:
     def sweep(
         self, kernel_names: Sequence[str] | None, variants: Sequence[str] | None = None
     ) -> tuple[tuple[KernelSpec, ...], tuple[Workload, ...]]:
-        """The kernels and what they run on: attention workloads, or matrices where ``--cols`` is given.
+        """The kernels and what they run on: attention in the asked pass, or matrices where ``--cols`` is given.
 
         With ``variants`` those of the kernels instead.
 
         Raises:
             UsageError: a value that is not allowed, or kernels that do not compute what the options describe.
         """
+        from attnprof.model.workload import Pass
+
         matrices = self.rows is not None or self.cols is not None
         specs = kernels(kernel_names)
         named = values.kernel_names(kernel_names or [])
         if not named or (matrices and "all" in named):
             operation = "softmax" if matrices else "attention"
             specs = tuple(spec for spec in specs if spec.operation == operation)
+        if not named and not matrices:
+            direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
+            specs = tuple(spec for spec in specs if spec.direction is direction)
         if variants is not None:
             specs = _variants(specs, kernel_names, variants)
         others = [spec.name for spec in specs if spec.operation != "softmax"]

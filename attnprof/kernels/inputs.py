@@ -18,7 +18,7 @@ import numpy as np
 
 from attnprof.model.dtypes import Dtype
 from attnprof.model.rounding import encode, storage_dtype
-from attnprof.model.workload import Workload
+from attnprof.model.workload import Pass, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Distribution(StrEnum):
 def make_inputs(
     workload: Workload, *, distribution: Distribution = Distribution.NORMAL, seed: int = 0
 ) -> Mapping[str, Array]:
-    """The tensors ``q``, ``k`` and ``v`` of a workload, in storage form and read-only.
+    """The tensors ``q``, ``k`` and ``v`` of a workload, in storage form and read-only; of a backward, ``dout`` too.
 
     The last set is kept, so that all kernels of a sweep get the same tensors for the price of one. Values depend on
     the shape, type, distribution and seed alone, not on the number of threads.
@@ -64,6 +64,7 @@ def make_inputs(
         w.dtype,
         distribution,
         seed,
+        backward=w.direction is Pass.BWD,
     )
 
 
@@ -118,9 +119,15 @@ def _shaped_matrix(x: NDArray[np.float32], dtype: Dtype, distribution: Distribut
 
 @lru_cache(maxsize=1)
 def _inputs(
-    q_shape: tuple[int, ...], kv_shape: tuple[int, ...], dtype: Dtype, distribution: Distribution, seed: int
+    q_shape: tuple[int, ...],
+    kv_shape: tuple[int, ...],
+    dtype: Dtype,
+    distribution: Distribution,
+    seed: int,
+    *,
+    backward: bool,
 ) -> Mapping[str, Array]:
-    shapes = {"q": q_shape, "k": kv_shape, "v": kv_shape}
+    shapes = {"q": q_shape, "k": kv_shape, "v": kv_shape} | ({"dout": q_shape} if backward else {})
     tensors = {}
     for index, (name, shape) in enumerate(shapes.items()):
         values = _normal(shape, dtype, (seed, index), raw=distribution is not Distribution.NORMAL)

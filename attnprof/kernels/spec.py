@@ -15,8 +15,9 @@ from attnprof.model.errors import UsageError
 from attnprof.model.softmax_traffic import softmax_flops
 from attnprof.model.workload import Pass, Workload
 
-# Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the output O.
-RoundingPoint = Literal["s", "p", "o"]
+# Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the gradient dS of
+# the scores, the output O (of a backward: dQ, dK and dV).
+RoundingPoint = Literal["s", "p", "ds", "o"]
 # What a kernel computes: attention, or the softmax of the rows of a matrix that is shaped like an attention's scores.
 Operation = Literal["attention", "softmax"]
 
@@ -38,11 +39,14 @@ class KernelSpec:
         unsupported: why this workload cannot run here, naming what is allowed; ``None`` when it can.
         plan: tensors and launches for a supported workload on a device. Inputs are named ``q``, ``k``, ``v``, the
             output ``o`` and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel
+            has it. A backward's inputs are these five and the gradient ``dout`` of O, its outputs ``dq``, ``dk``
+            and ``dv``.
             has it. A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
         builds: every variant that is compiled for a device, for the compile checks.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
         plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
             (a forward for training); None where it never does, or always.
+        varies: why two runs on the same input may differ in their last bits; None where they agree bit for bit.
         operation: what it computes.
         variants: the same kernel built otherwise, to be measured beside it: traps, and other cures. Named
             ``fa2[plain]``; in no catalogue, and named by ``--variant plain``. They pass the same numerics.
@@ -62,6 +66,7 @@ class KernelSpec:
     builds: Callable[[DeviceSpec], tuple[Build, ...]]
     rounds: tuple[RoundingPoint, ...]
     plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
+    varies: str | None = None
     operation: Operation = "attention"
     largest_logit: float | None = None
     variants: Callable[[], tuple[KernelSpec, ...]] = lambda: ()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution, make_inputs, make_matrix
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.verify import Verification, verify
 from attnprof.kernels.verify_softmax import verify_softmax
-from attnprof.model.workload import Workload
+from attnprof.model.errors import UnsupportedWorkload
+from attnprof.model.workload import Pass, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,12 +20,36 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
+# The kernel whose O and log-sum-exp a backward gets where the host would take long to compute them.
+FORWARD = "fa2"
+# Forward FLOPs up to which the host computes them, in float64: a fraction of a second.
+HOST_FORWARD_FLOPS = 4_000_000_000
+
+
 def inputs_for(
-    spec: KernelSpec, workload: Workload, *, distribution: Distribution = Distribution.NORMAL, seed: int = 0
+    spec: KernelSpec,
+    workload: Workload,
+    *,
+    executor: Executor | None = None,
+    distribution: Distribution = Distribution.NORMAL,
+    seed: int = 0,
 ) -> Mapping[str, Array]:
-    """The input tensors by name, in storage form: Q, K and V of an attention, the matrix of a softmax."""
+    """The input tensors by name, in storage form: Q, K and V of an attention, the matrix of a softmax.
+
+    Of a backward, dO, O and the log-sum-exp too. The last two come from the float64 reference where that is quick,
+    else from the forward kernel `FORWARD`, run on the executor.
+
+    Raises:
+        UnsupportedWorkload: a large backward, and no executor or forward kernel for it.
+        KernelFault, OutOfMemory and others: running the forward failed.
+    """
     make = make_matrix if spec.operation == "softmax" else make_inputs
-    return make(workload, distribution=distribution, seed=seed)
+    inputs = make(workload, distribution=distribution, seed=seed)
+    if spec.operation == "softmax" or workload.direction is Pass.FWD:
+        return inputs
+    forward = replace(workload, direction=Pass.FWD)
+    on_host = forward.flops <= HOST_FORWARD_FLOPS
+    return {**inputs, **(_on_host(forward, inputs) if on_host else _on_device(forward, inputs, executor))}
 
 
 def judge(
@@ -38,4 +65,36 @@ def judge(
     """
     if spec.operation == "softmax":
         return verify_softmax(workload, inputs["x"], outputs["y"])
+    if workload.direction is Pass.BWD:
+        from attnprof.kernels.verify_gradients import verify_gradients
+
+        return verify_gradients(workload, spec.rounds, inputs, outputs)
     return verify(workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
+
+
+def _on_host(forward: Workload, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    import numpy as np
+
+    from attnprof.model.reference import attention
+    from attnprof.model.rounding import decode, encode
+
+    q, k, v = (decode(inputs[name], forward.dtype) for name in ("q", "k", "v"))
+    o, lse = attention(q, k, v, causal=forward.causal, scale=forward.scale)
+    return {"o": encode(o, forward.dtype), "lse": lse.astype(np.float32)}
+
+
+def _on_device(forward: Workload, inputs: Mapping[str, Array], executor: Executor | None) -> Mapping[str, Array]:
+    from attnprof.kernels.catalogue import select
+
+    if executor is None:
+        raise UnsupportedWorkload(f"no device to run the forward of {forward.label} on")
+    (spec,) = select([FORWARD])
+    reason = spec.runs_on(executor.device.compute_capability) or spec.unsupported(forward)
+    if reason is not None or spec.plan_lse is None:
+        raise UnsupportedWorkload(f"no forward for the backward's O and log-sum-exp: {reason or 'it writes none'}")
+    plan = spec.plan_lse(forward, executor.device)
+    with executor.prepare(plan) as run:
+        for name in ("q", "k", "v"):
+            run.write(name, inputs[name])
+        run.launch()
+        return {name: run.read(name) for name in ("o", "lse")}

@@ -43,7 +43,7 @@ WORK_LIMIT_FLOPS = 16_000_000_000
 WHOLE_CHUNK, SAMPLED_CHUNK = 128, 8
 
 # Unit roundoff of each type: half the distance from 1 to the next value.
-_UNIT_ROUNDOFF = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8, Dtype.FP32: 2.0**-24}
+UNIT_ROUNDOFF = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8, Dtype.FP32: 2.0**-24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) ->
             for head in range(w.heads)
             for start in range(0, w.seq_q, WHOLE_CHUNK)
         )
-    starts = sorted({min(max(start, 0), max(w.seq_q - SAMPLED_CHUNK, 0)) for start in _interesting_starts(w.seq_q)})
+    starts = sorted({min(max(start, 0), max(w.seq_q - SAMPLED_CHUNK, 0)) for start in interesting_starts(w.seq_q)})
     affordable = max(work_limit_flops // (cost_per_row * SAMPLED_CHUNK), 1)
-    heads = _spread(w.batch * w.heads, max(affordable // len(starts), 2))
+    heads = spread(w.batch * w.heads, max(affordable // len(starts), 2))
     chunks = [
         Chunk(index // w.heads, index % w.heads, start, min(start + SAMPLED_CHUNK, w.seq_q))
         for index in heads
@@ -137,10 +137,11 @@ def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) ->
     ]
     if len(chunks) <= affordable:
         return tuple(chunks)
-    return tuple(chunks[index] for index in _spread(len(chunks), affordable))
+    return tuple(chunks[index] for index in spread(len(chunks), affordable))
 
 
-def _interesting_starts(seq_q: int) -> Iterator[int]:
+def interesting_starts(seq_q: int) -> Iterator[int]:
+    """Where sampled chunks of a sequence start: at its ends, and around multiples of 64 and 128."""
     half = SAMPLED_CHUNK // 2
     middle, last = seq_q // 2 // 128 * 128, (seq_q - 1) // 128 * 128
     yield 0
@@ -149,7 +150,7 @@ def _interesting_starts(seq_q: int) -> Iterator[int]:
         yield edge - half
 
 
-def _spread(total: int, wanted: int) -> list[int]:
+def spread(total: int, wanted: int) -> list[int]:
     """At most ``wanted`` indices of ``range(total)``, evenly spread, the first and the last among them."""
     if wanted >= total:
         return list(range(total))
@@ -171,26 +172,34 @@ def empty_rows(workload: Workload) -> int:
     return max(workload.seq_q - workload.seq_kv, 0) if workload.causal else 0
 
 
-def _element_fault(workload: Workload, o: Array, lse: Array | None) -> str | None:
-    """What is wrong with single elements of the whole output, or None."""
-    rows = (workload.batch, workload.heads, workload.seq_q)
-    if o.shape != (*rows, workload.head_dim):
-        return f"o has shape {o.shape}, not {(*rows, workload.head_dim)}"
-    bits: Array = o.view(np.uint32 if workload.dtype is Dtype.FP32 else np.uint16)
-    poison = 2 ** (8 * workload.dtype.itemsize) - 1  # what an element holds that the kernel never wrote
-    exponent = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}[workload.dtype]
+def element_fault(name: str, values: Array, dtype: Dtype) -> str | None:
+    """Where an output (batch, heads, rows, head_dim) is NaN, infinite or unwritten, or None."""
+    bits: Array = values.view(np.uint32 if dtype is Dtype.FP32 else np.uint16)
+    poison = 2 ** (8 * dtype.itemsize) - 1  # what an element holds that the kernel never wrote
+    exponent = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}[dtype]
     # Searched head by head, so that the masks of a huge output stay small.
-    for batch, head in np.ndindex(workload.batch, workload.heads):
+    for batch, head in np.ndindex(*values.shape[:2]):
         head_bits = bits[batch, head]
         wild = (head_bits & exponent) == exponent
         if wild.any():
             row, column = (int(index) for index in np.argwhere(wild)[0])
             value = head_bits[row, column]
-            what = "never written" if value == poison else str(decode(o[batch, head, row], workload.dtype)[column])
+            what = "never written" if value == poison else str(decode(values[batch, head, row], dtype)[column])
             return (
-                f"o[{batch}, {head}, {row}, {column}] is {what} "
+                f"{name}[{batch}, {head}, {row}, {column}] is {what} "
                 f"({int(np.count_nonzero(wild))} such elements in this head)"
             )
+    return None
+
+
+def _element_fault(workload: Workload, o: Array, lse: Array | None) -> str | None:
+    """What is wrong with single elements of the whole output, or None."""
+    rows = (workload.batch, workload.heads, workload.seq_q)
+    if o.shape != (*rows, workload.head_dim):
+        return f"o has shape {o.shape}, not {(*rows, workload.head_dim)}"
+    fault = element_fault("o", o, workload.dtype)
+    if fault is not None:
+        return fault
     empty = empty_rows(workload)
     if empty and np.any(decode(o[:, :, :empty], workload.dtype)):
         return f"o is not 0 in rows that the mask leaves empty (the first {empty} of each head)"
@@ -266,7 +275,7 @@ class _Tally:
 
     def _guard_rows(self, chunk: Chunk, error: Floats, yardstick: Floats, row_size: Floats, size: Floats) -> None:
         worst = float(np.max(np.divide(yardstick, size, out=np.zeros_like(size), where=size > 0)))
-        allowed = ROW_FACTOR * np.maximum(worst * size, LUCK * _UNIT_ROUNDOFF[self.workload.dtype] * row_size)
+        allowed = ROW_FACTOR * np.maximum(worst * size, LUCK * UNIT_ROUNDOFF[self.workload.dtype] * row_size)
         bad = ~(error <= allowed)
         if bad.any():
             row = int(np.argmax(np.where(bad, error - allowed, -np.inf)))
@@ -279,7 +288,7 @@ class _Tally:
         finite = np.isfinite(exact)
         # fp32 dot products and the approximate exp2 err by a few 2^-23 of the scores; S in the element type by its
         # unit roundoff of the largest score, which exceeds the log-sum-exp by nothing.
-        relative = 2.0**-19 + (_UNIT_ROUNDOFF[self.workload.dtype] if "s" in self.rounds else 0.0)
+        relative = 2.0**-19 + (UNIT_ROUNDOFF[self.workload.dtype] if "s" in self.rounds else 0.0)
         allowed = 2.0**-13 + relative * np.abs(exact[finite])
         difference = np.abs(lse[finite] - exact[finite])
         bad = ~(difference <= allowed)
@@ -292,7 +301,7 @@ class _Tally:
 
     def verdict(self) -> Verification:
         """Compare the sums, and put what failed into words."""
-        unit = _UNIT_ROUNDOFF[self.workload.dtype]
+        unit = UNIT_ROUNDOFF[self.workload.dtype]
         # Where the output cancels to nearly 0, errors are relative to what was summed.
         scale = max(sqrt(self.reference), 1e-6 * sqrt(self.magnitude))
         if scale == 0.0:

@@ -175,6 +175,51 @@ def attention_backward(
     return dq, dk, dv
 
 
+def gradient_scores(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    do: ArrayLike,
+    lse: ArrayLike,
+    d: ArrayLike,
+    rows: ArrayLike,
+    keys: ArrayLike,
+    *,
+    offset: int,
+    causal: bool = False,
+    scale: float | None = None,
+    rounds: Sequence[str] = (),
+    dtype: Dtype = Dtype.FP32,
+) -> tuple[Float64, Float64]:
+    """P and dS of some rows and keys of one head, from which its gradients follow as in `attention_backward`.
+
+    P = exp(scale · QKᵀ − LSE) and dS = P ∘ (dO Vᵀ − D), so that long sequences can be checked by sampling: dQ of a row
+    needs all keys, dK and dV of a key need all rows.
+
+    Args:
+        q: (n, head_dim), the chosen rows of Q; likewise ``do``.
+        k: (m, head_dim), the chosen keys; likewise ``v``.
+        v: see ``k``.
+        do: see ``q``.
+        lse: (n,), the log-sum-exp of those rows.
+        d: (n,), rowsum(dO ∘ O) of those rows.
+        rows: (n,), which query each row is.
+        keys: (m,), which key each one is.
+        offset: seq_kv − seq_q.
+        causal: see `attention`.
+        scale: see `attention`.
+        rounds: any of ``p`` (P, as it multiplies dO; dS is made from the unrounded P) and ``ds``.
+        dtype: the element type to round to.
+    """
+    q64, do64 = _float64(q), _float64(do)
+    exponent = _scale(scale, q64.shape[1]) * (q64 @ _float64(k).T) - _float64(lse)[:, None]
+    if causal:
+        exponent[np.asarray(keys)[None, :] > np.asarray(rows)[:, None] + offset] = -np.inf
+    p = np.exp(exponent)
+    ds = p * (do64 @ _float64(v).T - _float64(d)[:, None])
+    return round_to(p, dtype) if "p" in rounds else p, round_to(ds, dtype) if "ds" in rounds else ds
+
+
 def flash_attention_2(
     q: ArrayLike,
     k: ArrayLike,

@@ -19,6 +19,11 @@ __device__ __forceinline__ void cp_async_16_zfill(unsigned smem, const void* glo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 
+// The same for one 4-byte element, through L1.
+__device__ __forceinline__ void cp_async_4_zfill(unsigned smem, const void* global, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
+}
+
 // Close the group of copies issued so far.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
@@ -26,6 +31,11 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int pending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+// A barrier among `threads` threads, whole warps, of the block. Barrier 0 is that of __syncthreads.
+__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements; lane i supplies the address of row i % 8 of matrix i / 8.

@@ -77,7 +77,7 @@ def bench(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def run(device: Device, *arguments: str, specs: tuple[KernelSpec, ...] = (), **changes: Any) -> Result:
         monkeypatch.setattr(backends, "open_gpu", lambda: device)
         monkeypatch.setattr(backends, "clock", device.clock)
-        monkeypatch.setattr(options, "kernels", lambda _: specs or (spec("fast"), spec("fa2[causal]")))
+        monkeypatch.setattr(options, "kernels", lambda *_: specs or (spec("fast"), spec("fa2[causal]")))
         return cli("bench", "--heads", "2", "--head-dim", "64", *arguments, **changes)
 
     return run

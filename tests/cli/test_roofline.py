@@ -51,6 +51,20 @@ def test_the_figures_of_the_article(cli: Cli) -> None:
     assert fa2["speedup_vs_naive"] == pytest.approx(2.40, abs=0.005)
 
 
+def test_the_backward_shows_its_kernels_and_what_recomputation_saves(cli: Cli) -> None:
+    rows = cli("roofline", "--seq", "4096", "--gpu", "H200", "--pass", "bwd", "--json").json["rows"]
+    assert [row["kernel"] for row in rows] == ["naive", "fa2-bwd", "fa2-bwd-deterministic"]
+    naive, fast, deterministic = rows
+    assert naive["unsupported"] == "naive computes the forward pass only"
+    assert fast["unsupported"] is None
+    assert [stage["stage"] for stage in fast["stages"]] == ["rowsum", "gradients", "convert"]
+    assert fast["flops"] == 10 * 4096 * 4096 * 32 * 128
+    assert fast["hbm_bytes"] < deterministic["hbm_bytes"] < naive["hbm_bytes"]
+    assert fast["speedup_vs_naive"] > 1
+    forward = cli("roofline", "--seq", "4096", "--gpu", "H200", "--json").json["rows"]
+    assert not [row["kernel"] for row in forward if row["pass"] != "fwd" or "bwd" in row["kernel"]]
+
+
 def test_one_head_at_4096_splits_into_a_linear_and_a_quadratic_term(cli: Cli) -> None:
     (naive,) = cli("roofline", "--seq", "4k", "--heads", "1", "--kernel", "naive", "--json").json["rows"]
     linear = sum(line["bytes"] for line in naive["ledger"] if line["tensor"] in ("Q", "K", "V", "O"))

@@ -14,10 +14,11 @@ from attnprof.check.workloads import NumericsCase
 from attnprof.gpu.executor import GpuExecutor
 from attnprof.kernels.catalogue import builtin
 from attnprof.kernels.inputs import Distribution
-from attnprof.kernels.ladder import fa2, fa2_decode
+from attnprof.kernels.ladder import fa2, fa2_bwd, fa2_decode
 from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.trial import inputs_for
 from attnprof.model.dtypes import Dtype
-from attnprof.model.workload import Workload
+from attnprof.model.workload import Pass, Workload
 from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
 
 pytestmark = pytest.mark.gpu
@@ -59,10 +60,29 @@ def test_offsets_past_two_to_the_31_elements_are_right(spec: KernelSpec, queries
     passes(spec, (NumericsCase(workload),), executor)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_offsets_past_two_to_the_31_elements_are_right_backward(executor: GpuExecutor) -> None:
+    """The same K and V, and dK and dV."""
+    workload = Workload.of(64, seq_kv=2**16, heads=257, head_dim=128, direction=Pass.BWD)
+    passes(fa2_bwd.SPECS[0], (NumericsCase(workload),), executor)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.varies is None], ids=lambda spec: spec.name)
 def test_fifty_runs_are_bitwise_equal(spec: KernelSpec, executor: GpuExecutor) -> None:
     row = check_determinism(spec, executor, runs=50)
     assert row.status is CheckStatus.PASS, row.detail
+
+
+def test_a_backward_that_adds_dq_in_any_order_repeats_dk_and_dv(executor: GpuExecutor) -> None:
+    workload = Workload.of(1000, batch=2, heads=8, kv_heads=4, causal=True, direction=Pass.BWD)
+    with executor.prepare(fa2_bwd.plan(workload, executor.device)) as run:
+        for name, values in inputs_for(fa2_bwd.SPECS[0], workload, executor=executor).items():
+            run.write(name, values)
+        runs = []
+        for _ in range(20):
+            run.poison()
+            run.launch()
+            runs.append({name: run.read(name).tobytes() for name in ("dk", "dv")})
+    assert all(each == runs[0] for each in runs)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)

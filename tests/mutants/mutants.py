@@ -235,6 +235,54 @@ MUTANTS = (
         "parts[1 + i] = {0.0f, pair.y,",
     ),
     Mutant(
+        "fa2-bwd",
+        "scale dropped",
+        "float scale, float scale_log2) {  // scale * log2(e)",
+        "float scale, float) {\n    const float scale_log2 = LOG2_E;",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "last tile dropped",
+        "(seq_kv + BLOCK_KV - 1) / BLOCK_KV",
+        "seq_kv / BLOCK_KV",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "mask top-left",
+        "CAUSAL ? q_start + seq_kv - seq_q - kv_start :",
+        "CAUSAL ? q_start - kv_start :",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "wrong KV head",
+        "int head = kv_head * heads_per_kv_head;",
+        "int head = kv_head;",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "half of d unwritten",
+        "if (row < rows && chunk * 8 < row_elements(head_dim)) {",
+        "if (row < rows && chunk < CHUNKS / 2) {",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "D dropped",
+        "if (exists && chunk % CHUNKS == 0) d[row] = sum;",
+        "if (exists && chunk % CHUNKS == 0) d[row] = 0.0f;",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "one head of a group",
+        "(q_blocks - first_q_block) * heads_per_kv_head)",
+        "q_blocks - first_q_block)",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "log-sum-exp ignored",
+        "-LOG2_E * (e % 2 ? lse.y : lse.x)",
+        "0.0f",
+    ),
+    Mutant(
         "softmax-naive",
         "edge dropped",
         "for (int i = threadIdx.x; i < row.edge; i += blockDim.x) sum +=",
@@ -307,6 +355,12 @@ MISSING_BARRIER = Mutant(
     "fa2",
     "missing barrier",
     "__syncthreads();  // everyone's copies have landed, and everyone has left the previous block's V",
+    "",
+)
+MISSING_EXCHANGE_BARRIER = Mutant(
+    "fa2-bwd",
+    "missing barrier",
+    "barrier_sync(1 + warp_kv, WARPS_Q * 32);",
     "",
 )
 

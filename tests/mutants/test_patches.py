@@ -9,13 +9,23 @@ import pytest
 
 from attnprof.kernels.catalogue import builtin
 from attnprof.model.devices import find
-from attnprof.model.workload import Workload
-from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
+from attnprof.model.workload import Pass, Workload
+from tests.mutants.mutants import MISSING_BARRIER, MISSING_EXCHANGE_BARRIER, MUTANTS, Mutant, materialise
 
 # Of a kernel that splits the keys of a row over blocks.
 SPLIT_FAULTS = {"split dropped", "parts not rescaled"}
 SOFTMAX_FAULTS = {"edge dropped", "warps not combined", "no max subtraction"}
 A100 = find("A100-SXM4-80GB")
+BACKWARD_FAULTS = {
+    "scale dropped",
+    "last tile dropped",
+    "mask top-left",
+    "wrong KV head",
+    "half of d unwritten",
+    "D dropped",
+    "one head of a group",
+    "log-sum-exp ignored",
+}
 FAULTS = {
     "scale dropped",
     "last tile dropped",
@@ -26,11 +36,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, MISSING_BARRIER], ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize("mutant", [*MUTANTS, MISSING_BARRIER, MISSING_EXCHANGE_BARRIER], ids=lambda mutant: mutant.id)
 def test_the_patch_applies_and_the_plan_runs_the_patched_file(mutant: Mutant, tmp_path: Path) -> None:
     spec = materialise(mutant, tmp_path)
     assert mutant.new in spec.file.read_text(encoding="utf-8")
-    plan = spec.plan(Workload.of(64, heads=2), A100)
+    plan = spec.plan(Workload.of(64, heads=2, direction=spec.direction), A100)
     assert {launch.build.file for launch in plan.launches} == {spec.file}
     assert {build.file for build in spec.builds(A100)} == {spec.file}
     assert {launch.build for launch in plan.launches} <= set(spec.builds(A100))
@@ -42,9 +52,16 @@ def test_a_patch_whose_place_is_gone_or_ambiguous_is_an_error(tmp_path: Path) ->
             materialise(replace(MUTANTS[0], old=old), tmp_path)
 
 
-def test_every_forward_kernel_has_every_fault_of_its_operation() -> None:
-    for spec in builtin():
+def test_every_kernel_has_every_fault_of_its_operation_and_pass() -> None:
+    sources = {(spec.file, spec.operation): spec for spec in builtin() if spec.direction is Pass.BWD}
+    # Variants of one backward source share its mutants.
+    backward = [
+        min((spec for spec in builtin() if spec.file == file), key=lambda spec: spec.name) for file, _ in sources
+    ]
+    for spec in [*(spec for spec in builtin() if spec.direction is Pass.FWD), *backward]:
         expected = SOFTMAX_FAULTS if spec.operation == "softmax" else FAULTS
+        if spec.direction is Pass.BWD:
+            expected = BACKWARD_FAULTS
         if spec.largest_logit is not None:
             expected = expected - {"no max subtraction"}  # that is the kernel as shipped
         if spec.name == "fa2-decode":

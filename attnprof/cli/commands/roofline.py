@@ -50,6 +50,7 @@ def roofline(
     predicted time, and the speed-up over naive.
     """
     from attnprof.model.ceilings import ceilings as limits_of
+    from attnprof.model.workload import Pass
     from attnprof.report import roofline as view
     from attnprof.report.document import Report, Section
 
@@ -58,6 +59,8 @@ def roofline(
     specs, workloads = options.WorkloadOptions(
         seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
     ).sweep(kernel)
+    if not kernel and specs[0].direction is not Pass.FWD:
+        specs = (*options.kernels(["naive"]), *specs)  # which has a ledger for either pass
     targets = gpus.targets(gpu)
 
     sections: list[Section] = []

@@ -17,7 +17,7 @@ from attnprof.emulator.types import TYPES, PtxType
 _OPERATIONS = ("add", "min", "max", "exch", "cas", "and", "or", "xor", "inc", "dec")
 _MODS = (
     *_OPERATIONS, "relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "sys", "cluster", "noftz", "global",
-    "shared", "shared::cta", "L2::cache_hint",
+    "shared", "shared::cta", "L2::cache_hint", "v2", "v4",
 )  # fmt: skip
 
 
@@ -48,6 +48,8 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
         raise d.malformed(i, "no operation")
     kind = d.types(i)[-1]
     returns = i.op == "atom"
+    if "v2" in i.mods or "v4" in i.mods:
+        return _vector(d, i, kind, operation)
     operands = i.operands if returns else (None, *i.operands)
     cas = operation == "cas"
     wanted = 4 if cas else 3
@@ -85,6 +87,37 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
             )
         if put is not None:
             put(x, olds.view(kind.storage))
+
+    return run
+
+
+def _vector(d: Decoder, i: Instruction, kind: PtxType, operation: str) -> Step:
+    """red.v2 and .v4 in global memory (sm_90): each element for itself, the whole aligned to its size."""
+    count = 4 if "v4" in i.mods else 2
+    where, first = d.args(i, 2, 3)[:2]
+    sources = d.items(first)
+    if i.op != "red" or operation != "add" or kind.name != "f32" or space_of(i) != "global":
+        raise d.unsupported(i)
+    if len(sources) != count:
+        raise d.malformed(i, f"{len(sources)} sources for {count} elements")
+    address = address_of(d, i, where)
+    values = [d.lane(i, source, kind) for source in sources]
+    combine = _combine(operation, kind)
+    width, nbytes = kind.nbytes, kind.nbytes * count
+    access = Access("atomic", nbytes, sync=True)
+    watched = d.watch.counts or d.watch.checks
+
+    def run(x: Active) -> None:
+        chunks = resolve(x, "global", address(x), nbytes, "updates")
+        forbid_write(x, chunks)
+        if watched:
+            observe(x.wave, x, access, chunks)
+        for at, value in enumerate(values):
+            operand = np.ascontiguousarray(np.broadcast_to(value(x), (x.n,)))
+            for chunk in chunks:
+                select: Any = slice(None) if chunk.where is None else chunk.where
+                one = Chunk(chunk.storage, chunk.offsets + at * width, chunk.lanes, chunk.where)
+                _rounds(one, width, kind, combine, operand[select], None)
 
     return run
 

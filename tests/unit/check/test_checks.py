@@ -20,7 +20,6 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import CompileError, ContextLost, EnvironmentProblem, KernelFault
 from attnprof.model.reference import attention
 from attnprof.model.rounding import decode, encode
-from attnprof.model.workload import Pass
 from tests.fakes import FakeExecutor, attend, fake_compiled, fake_demand, fake_spec, is_causal
 
 A100 = find("A100-SXM4-80GB")
@@ -89,12 +88,18 @@ def test_only_the_chosen_checks_yield_rows() -> None:
     assert {row.check for row in rows_of(FakeExecutor(), checks=NUMERICS, full=False)} == NUMERICS
 
 
-def test_a_kernel_for_another_architecture_and_a_backward_kernel_are_skipped() -> None:
-    specs = [fake_spec("hopper", arches=("sm_90a",)), fake_spec("backward", direction=Pass.BWD)]
+def test_a_kernel_for_another_architecture_is_skipped() -> None:
     executor = FakeExecutor(device=find("RTX 4090"), arch="sm_89")
+    specs = [fake_spec("hopper", arches=("sm_90a",))]
     rows = rows_of(executor, specs=specs, checks=frozenset({Check.NUMERICS, Check.DETERMINISM}))
-    assert [row.status for row in rows] == [CheckStatus.SKIPPED] * 4
+    assert [row.status for row in rows] == [CheckStatus.SKIPPED] * 2
     assert rows[0].detail == "needs sm_90a, this GPU is sm_89"
+
+
+def test_a_kernel_that_says_it_varies_is_not_asked_to_repeat_itself() -> None:
+    spec = replace(fake_spec(), varies="sums arrive in any order")
+    (row,) = rows_of(FakeExecutor(), specs=[spec], checks=frozenset({Check.DETERMINISM}))
+    assert (row.status, row.detail) == (CheckStatus.SKIPPED, "sums arrive in any order")
 
 
 # -- resources
