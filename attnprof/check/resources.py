@@ -179,7 +179,9 @@ def _workloads(spec: KernelSpec) -> Iterator[Workload]:
     if spec.operation == "softmax":
         yield from softmax_workloads.resource_set()
         return
-    choices = product((64, 1024, 40_000), (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
+    choices = product(
+        (64, 1024, 40_000), (32, 40, 64, 96, 120, 128, 192, 248, 256), (Dtype.FP16, Dtype.BF16), (False, True)
+    )
     for seq, head_dim, dtype, causal in choices:
         yield Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
 
