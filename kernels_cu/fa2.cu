@@ -5,6 +5,7 @@
 //   step; here the loops are swapped and they never do. Both products run on tensor cores.
 // Traffic: reads Q, K, V once and writes O once: 4·N·d·e bytes a head. K and V count once a KV head, since the blocks
 //   that share them run side by side and meet in L2. A log-sum-exp, for a backward to read, is 4 bytes a row more.
+//   -DWRITE_P=1 keeps P for a debugger, N·N·e bytes a head: a trap, there to be measured, as is -DLAYOUT (tile.cuh).
 // Tiles / threads / shared memory: BLOCK_Q rows of Q, and KV_STAGES times BLOCK_KV rows each of K and V, HEAD_DIM wide
 //   and without padding; WARPS warps split the rows of Q. On H100 and H200 at d 128: 128 x 64, two stages, 96 KiB, 4
 //   warps, so that two blocks fit an SM. A warp owns 32 rows, because every fragment of K or V then feeds two products:
@@ -27,7 +28,7 @@ constexpr int M_TILES = BLOCK_Q / (WARPS * 16);  // 16-row products that a warp 
 constexpr int N_TILES = BLOCK_KV / 8;            // 8-key accumulators of S
 constexpr int D_TILES = HEAD_DIM / 8;            // 8-column accumulators of O
 constexpr int CHUNKS = HEAD_DIM / 8;             // 16-byte chunks in a row of a tile
-constexpr int ROW_BYTES = CHUNKS * 16;
+constexpr int ROW_BYTES = pitch_chunks<CHUNKS> * 16;
 constexpr int PANEL = CHUNKS % 8 == 0 ? 8 : 4;  // chunks within which the swizzle moves a chunk
 constexpr unsigned Q_BYTES = BLOCK_Q * ROW_BYTES;
 constexpr unsigned KV_BYTES = BLOCK_KV * ROW_BYTES;
@@ -43,23 +44,8 @@ constexpr float LOG2_E = 1.4426950408889634f;
 // well: it only keeps P in range, and fp16 reaches 2^16. At 0 every new maximum rescales.
 constexpr float RESCALE_THRESHOLD = RESCALE_LOG2;
 
-#if STRIDED
 template <typename T>
-using Rows = StridedRows<T>;
-#else
-template <typename T>
-using Rows = ContiguousRows<T, HEAD_DIM>;
-#endif
-
-template <int rows>
-__device__ __forceinline__ void copy_whole(unsigned tile_smem, const Rows<const element>& head, int row0) {
-    copy_rows<rows, CHUNKS, THREADS>(tile_smem, head, row0);
-}
-
-template <int rows>
-__device__ __forceinline__ void copy_edge(unsigned tile_smem, const Rows<const element>& head, int row0, int length) {
-    copy_ragged<rows, CHUNKS, THREADS>(tile_smem, head, row0, length - row0);
-}
+using Rows = HeadRows<T, HEAD_DIM>;
 
 // What a warp keeps in registers from one KV block to the next.
 struct State {
@@ -75,10 +61,13 @@ using Scores = float[M_TILES][N_TILES][4];
 using QFragments = unsigned[HEAD_DIM / 16][M_TILES][4];
 
 // Where ldmatrix finds 16 columns of a tile from some row on. `lane_part` is the lane's own row and chunk, swizzled;
-// the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp.
+// the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp. Padded rows have no
+// swizzle to go into, and offsets in which a slice must be added.
 __device__ __forceinline__ unsigned fragment_address(unsigned tile_smem, unsigned lane_part, int row, int slice) {
     constexpr int slices = PANEL / 2;
-    return tile_smem + (lane_part ^ (slice % slices * 32)) + slice / slices * PANEL * 16 + row * ROW_BYTES;
+    const unsigned within = slice % slices * 32;
+    const unsigned sliced = LAYOUT == LAYOUT_PAD ? lane_part + within : lane_part ^ within;
+    return tile_smem + sliced + slice / slices * PANEL * 16 + row * ROW_BYTES;
 }
 
 __device__ __forceinline__ void load_q(unsigned (&q)[M_TILES][4], unsigned q_smem, unsigned lane_part, int slice) {
@@ -168,9 +157,10 @@ __device__ __forceinline__ void raise_max(State& state, const Scores& s_rmem, fl
 // P = exp(S - max) and O += P V, 16 keys at a time, so that the exponentials of the next 16 overlap these products.
 // P goes from accumulator to A operand without leaving its registers: two m16n8 results are one m16k16 fragment.
 // `may_be_empty`: some row may have met no key yet (causal), and its exponent must be -inf, not -inf + inf.
-template <bool may_be_empty>
+// `keep(m, n, r, pair)` is shown each pair of P that this lane holds: rows m * 16 + r * 8 + lane / 4, keys n * 8 + ...
+template <bool may_be_empty, typename Keep>
 __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, unsigned v_smem, unsigned qv_lane,
-                                           float scale_log2) {
+                                           float scale_log2, Keep keep) {
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         unsigned p_rmem[M_TILES][4];
@@ -184,6 +174,7 @@ __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, u
                 float high = exp2_approx(fmaf(s_rmem[m][n + i / 2][2 * r + 1], scale_log2, shift));
                 state.sum[m][r] += low + high;
                 p_rmem[m][i] = pack2(low, high);
+                keep(m, n + i / 2, r, p_rmem[m][i]);
             }
 #pragma unroll
         for (int d = 0; d < D_TILES; d += 2) {
@@ -247,6 +238,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 const element* __restrict__ v,  // (batch, kv_heads, seq_kv, d)
                 element* __restrict__ o,        // (batch, heads, seq_q, d)
                 float* __restrict__ lse,        // (batch, heads, seq_q), natural logarithm, or null
+#if WRITE_P
+                element* __restrict__ p,        // (batch, heads, seq_q, p_pitch), under each step's running maximum
+                int p_pitch,                    // seq_kv, rounded up to a multiple of BLOCK_KV
+#endif
                 int seq_q, int seq_kv, int all_heads, int heads_per_kv_head,
 #if STRIDED
                 int heads, int head_dim,
@@ -294,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     auto v_of_head = [&] { return strided_rows(v, batch, v_batch, kv_in_batch, v_head, v_row, head_dim); };
     auto o_of_head = [&] { return strided_rows(o, batch, o_batch, head_in_batch, o_head, o_row, head_dim); };
     // Chunks past d are never copied, so the tiles that whole blocks go to first must be zero there.
-    copy_edge<KV_STAGES * BLOCK_KV>(kv_smem + KV_STAGES * KV_BYTES, k_of_head(), 0, 0);
+    copy_ragged<KV_STAGES * BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_STAGES * KV_BYTES, k_of_head(), 0, 0);
 #else
     const unsigned first_row = head * seq_q, first_key = kv_head * seq_kv;  // over all heads
     auto q_of_head = [&] { return Rows<const element>{q, first_row}; };
@@ -302,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     auto v_of_head = [&] { return Rows<const element>{v, first_key}; };
     auto o_of_head = [&] { return Rows<element>{o, static_cast<unsigned>(computed_late(head) * seq_q)}; };
 #endif
-    copy_edge<BLOCK_Q>(q_smem, q_of_head(), q_start, seq_q);
+    copy_ragged<BLOCK_Q, CHUNKS, THREADS>(q_smem, q_of_head(), q_start, seq_q);
 
     State state;
 #pragma unroll
@@ -316,8 +311,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // The rightmost block goes first, and it alone may be ragged.
     if (kv_blocks > 0) {
         const int row = (kv_blocks - 1) * BLOCK_KV;
-        copy_edge<BLOCK_KV>(kv_smem, k_of_head(), row, seq_kv);
-        if (KV_STAGES == 2) copy_edge<BLOCK_KV>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
+        copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem, k_of_head(), row, seq_kv);
+        if (KV_STAGES == 2) copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
     }
     cp_async_commit();
 
@@ -343,28 +338,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             // that one's exponentials meet another's products.
             if (block > 0) {
                 const unsigned next_smem = kv_smem + (stage ^ 2 * KV_BYTES);
-                copy_whole<BLOCK_KV>(next_smem, k_of_head(), row - BLOCK_KV);
-                copy_whole<BLOCK_KV>(next_smem + KV_BYTES, v_of_head(), row - BLOCK_KV);
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(next_smem, k_of_head(), row - BLOCK_KV);
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(next_smem + KV_BYTES, v_of_head(), row - BLOCK_KV);
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem + stage, qv_lane, k_lane);
         } else {
             // One buffer each: V lands behind Q K^T, the next K behind the softmax and P V.
             if constexpr (masked) {
-                copy_edge<BLOCK_KV>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
+                copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
             } else {
-                copy_whole<BLOCK_KV>(kv_smem + KV_BYTES, v_of_head(), row);
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row);
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem, qv_lane, k_lane);
             cp_async_wait<0>();
             __syncthreads();  // V is there for all, and K is no longer read
-            if (block > 0) copy_whole<BLOCK_KV>(kv_smem, k_of_head(), row - BLOCK_KV);
+            if (block > 0) copy_rows<BLOCK_KV, CHUNKS, THREADS>(kv_smem, k_of_head(), row - BLOCK_KV);
             cp_async_commit();
         }
         if (masked) mask(s_rmem, (CAUSAL ? diagonal : seq_kv) - block * BLOCK_KV);
         raise_max(state, s_rmem, scale_log2);
-        accumulate<masked && CAUSAL>(state, s_rmem, kv_smem + KV_BYTES + stage, qv_lane, scale_log2);
+        accumulate<masked && CAUSAL>(state, s_rmem, kv_smem + KV_BYTES + stage, qv_lane, scale_log2,
+                                     [&](int m, int n, int r, unsigned pair) {
+#if WRITE_P
+            const int row = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
+            element* to = p + (static_cast<long long>(head) * seq_q + q_start + row) * p_pitch + block * BLOCK_KV;
+            if (row < q_rows) *reinterpret_cast<unsigned*>(to + n * 8 + lane % 4 * 2) = pair;
+#endif
+        });
         if (KV_STAGES == 2) stage ^= 2 * KV_BYTES;
     };
     int block = kv_blocks - 1;

@@ -1,16 +1,19 @@
 // Rung: 4, softmax-fused
 // Idea: the row is read once and stays on the chip until it is normalised. Where it stays depends on its length:
-//   PLACE_WARP    LANES lanes of a warp hold a row in registers, ROWS rows at a time; no shared memory, no barrier;
-//   PLACE_BLOCK   a block, or a cluster of CLUSTER blocks on neighbouring SMs, holds a row in registers; the blocks
-//                 exchange nothing but one (m, l) a warp, through distributed shared memory;
-//   PLACE_SHARED  the same with the row in shared memory; the part that does not fit even there is read twice.
+//   PLACE_WARP    LANES lanes of a warp hold a row in registers; no shared memory, no barrier;
+//   PLACE_BLOCK   a block holds a row in registers;
+//   PLACE_SHARED  a block, or a cluster of CLUSTER blocks on neighbouring SMs, holds a row in registers and shared
+//                 memory together; the blocks exchange nothing but one (m, l) a warp, through distributed shared
+//                 memory. The part that does not fit even there is read twice.
 // Change from the previous rung: the second read is gone; the online pair (m, l) now merges lanes, warps and SMs.
 // Traffic: 1 read + 1 write of the matrix (PLACE_SHARED: the columns beyond the shared memory are read once more).
 // Tiles / threads / shared memory: CHUNKS 16-byte chunks a lane in registers, all loaded before the first is used: that
 //   keeps the memory busy (bytes in flight = bandwidth x latency).
-//   PLACE_WARP    MAX_THREADS threads a block, no shared memory;
-//   PLACE_BLOCK   32 to MAX_THREADS threads, by the row's length; 256 bytes static for each block of the cluster;
-//   PLACE_SHARED  MAX_THREADS threads; as above, and 16 bytes a resident chunk, dynamic.
+//   PLACE_WARP    MAX_THREADS threads a block, no shared memory; blocks are small, because short rows in many small
+//                 blocks end evenly and touch memory in order;
+//   PLACE_BLOCK   32 to MAX_THREADS threads, by the row's length; 256 bytes static;
+//   PLACE_SHARED  MAX_THREADS threads; 256 bytes static for each block of the cluster, and 16 bytes dynamic for each
+//                 chunk beyond those in registers.
 // Limits: a row whose entries are all -inf gives NaN (-inf - (-inf)), as the definition and torch.softmax do; so does a
 //   row that holds NaN or +inf. CLUSTER > 1 needs compute capability 9.0. Up to 2^30 columns; x and y at the same
 //   offset from a 16-byte boundary.
@@ -33,9 +36,6 @@
 #ifndef LANES
 #define LANES 32
 #endif
-#ifndef ROWS
-#define ROWS 1
-#endif
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
@@ -45,10 +45,11 @@
 #ifndef BLOCKS_PER_SM
 #define BLOCKS_PER_SM 1
 #endif
-static_assert(CHUNKS >= 1 && ROWS >= 1 && CHUNKS * ROWS <= 16, "CHUNKS x ROWS x 16 bytes must fit a lane's registers");
+static_assert(CHUNKS >= 1 && CHUNKS <= 16, "CHUNKS x 16 bytes must fit a lane's registers");
 static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES must be a power of two, at most 32");
 static_assert(CLUSTER >= 1 && CLUSTER <= 8, "a cluster of more than 8 blocks is not portable");
 static_assert(MAX_THREADS % 32 == 0 && MAX_THREADS <= 1024, "MAX_THREADS must be whole warps, at most 1024 threads");
+static_assert(CLUSTER == 1 || PLACE == PLACE_SHARED, "a cluster's rows are those of PLACE_SHARED");
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 static_assert(CLUSTER == 1, "clusters need compute capability 9.0");
 #endif
@@ -72,7 +73,7 @@ struct Share {
         for (int i = 0; i < CHUNKS; ++i) {
             const int chunk = member + i * members;
             chunks_rmem[i] = empty_chunk();
-            if (chunk < row.chunks) chunks_rmem[i] = load_chunk_last(row.x + row.chunk_offset(chunk));
+            if (chunk < row.chunks) chunks_rmem[i] = load_chunk(row.x + row.chunk_offset(chunk));
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
@@ -170,42 +171,32 @@ __device__ __forceinline__ int enter_cluster() {
 #if PLACE == PLACE_WARP
 
 constexpr int EDGES = (MAX_EDGE + LANES - 1) / LANES;
-constexpr int ROWS_PER_LOAD = 32 / LANES;  // rows that one instruction of a warp touches
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
 softmax_fused_warp(const element* __restrict__ x,  // (rows, cols)
                    element* __restrict__ y,        // (rows, cols)
                    long long rows, int cols) {
-    const int lane = threadIdx.x % 32;
-    const long long warp = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    // Rows that are loaded by one instruction lie next to each other, so that a warp's access is contiguous.
-    const long long first_row = warp * ROWS_PER_LOAD * ROWS + lane / LANES;
+    const long long thread = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const long long index = thread / LANES;
 
-    Share<EDGES> shares[ROWS];
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        // A row past the end is loaded as the last one and not stored, so that all lanes take part in the shuffles.
-        const long long index = min(first_row + i * ROWS_PER_LOAD, rows - 1);
-        shares[i].load(row_of(x, y, index, cols), lane % LANES, LANES);
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        const float max = lanes_max<LANES>(shares[i].max());
-        const float sum = lanes_sum<LANES>(shares[i].sum(anchor(max)));
-        if (first_row + i * ROWS_PER_LOAD < rows) shares[i].store(max, reciprocal(sum));
-    }
+    // A row past the end is loaded as the last one and not stored, so that all lanes take part in the shuffles.
+    Share<EDGES> share;
+    share.load(row_of(x, y, min(index, rows - 1), cols), threadIdx.x % LANES, LANES);
+
+    const float max = lanes_max<LANES>(share.max());
+    const float sum = lanes_sum<LANES>(share.sum(anchor(max)));
+    if (index < rows) share.store(max, reciprocal(sum));
 }
 
 #elif PLACE == PLACE_BLOCK
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
 softmax_fused_block(const element* __restrict__ x,  // (rows, cols)
                     element* __restrict__ y,        // (rows, cols)
                     int cols) {
-    __shared__ float2 scratch_smem[CLUSTER * MAX_WARPS];
-    const int rank = enter_cluster();
+    __shared__ float2 scratch_smem[MAX_WARPS];
     Share<1> share;  // 32 threads or more: the edge, 14 elements at most, is one for each
-    share.load(row_of(x, y, blockIdx.x / CLUSTER, cols), rank * blockDim.x + threadIdx.x, CLUSTER * blockDim.x);
+    share.load(row_of(x, y, blockIdx.x, cols), threadIdx.x, blockDim.x);
 
     Statistics warp;
     warp.max = lanes_max(share.max());
@@ -218,11 +209,12 @@ softmax_fused_block(const element* __restrict__ x,  // (rows, cols)
 #else  // PLACE_SHARED
 
 // Copies are committed in groups, so that the statistics of the first part are taken while the rest is on its way.
-constexpr int GROUPS = 4;
-constexpr int BATCH_SMEM = 4;  // chunks that a thread looks at together
+constexpr int GROUPS = 2;
+constexpr int BATCH_SMEM = 2;  // chunks that a thread looks at together
 
-// What a thread of PLACE_SHARED owns: chunk i of its own is chunk `member + i * members` of the row, and lies in shared
-// memory when i < kept. A thread reads only what it copied itself, so no barrier stands between.
+// What a thread of PLACE_SHARED owns beyond its CHUNKS chunks in registers: chunk i of it is chunk
+// `member + (CHUNKS + i) * members` of the row, and lies in shared memory when i < kept. A thread reads only what it
+// copied itself, so no barrier stands between.
 struct Column {
     Row row;
     int member;
@@ -231,7 +223,9 @@ struct Column {
     int kept;
     uint4* smem;  // this thread's column of row_smem (resident, blockDim.x)
 
-    __device__ __forceinline__ int chunk_offset(int i) const { return row.chunk_offset(member + i * members); }
+    __device__ __forceinline__ int chunk_offset(int i) const {
+        return row.chunk_offset(member + (CHUNKS + i) * members);
+    }
     __device__ __forceinline__ uint4& resident(int i) const { return smem[i * blockDim.x]; }
     __device__ __forceinline__ int group_end(int group) const { return kept * group / GROUPS; }
 };
@@ -251,6 +245,7 @@ template <int group = 0>
 __device__ __forceinline__ void include_resident(Statistics& running, const Column& column) {
     cp_async_wait<GROUPS - 1 - group>();
     const int end = column.group_end(group + 1);
+#pragma unroll 1
     for (int first = column.group_end(group); first < end; first += BATCH_SMEM) {
         uint4 batch[BATCH_SMEM];
 #pragma unroll
@@ -292,26 +287,28 @@ softmax_fused_shared(const element* __restrict__ x,  // (rows, cols)
     column.row = row_of(x, y, blockIdx.x / CLUSTER, cols);
     column.member = rank * blockDim.x + threadIdx.x;
     column.members = CLUSTER * blockDim.x;
-    column.own = max(0, (column.row.chunks - column.member + column.members - 1) / column.members);
+    column.own = max(0, (column.row.chunks - column.member + column.members - 1) / column.members - CHUNKS);
     column.kept = min(column.own, resident);
     column.smem = row_smem + threadIdx.x;
-    const Row& row = column.row;
     issue_copies(column);
 
     Statistics running;
-    const bool has_edge = column.member < row.edge;
-    const float edge = has_edge ? to_float(row.x[row.edge_offset(column.member)]) : NEGATIVE_INFINITY;
-    include(running, edge);
     for (int first = column.kept; first < column.own; first += BATCH) {
         uint4 batch[BATCH];
         load_overflow(column, first, batch);
         include(running, batch);
     }
+    Share<1> share;  // the chunks in registers, and the edge; after the overflow, which needs the registers itself
+    share.load(column.row, column.member, column.members);
+    const float max = share.max();
+    running = merge(running, {max, share.sum(anchor(max))});
     include_resident(running, column);
     const Statistics all = merge_warps(lanes_merge(running), scratch_smem);
 
-    // What did not fit comes first: the end of it may still be in L2.
     const float factor = reciprocal(all.sum);
+    // Where the row lies is worked out again: kept since the beginning it would cost the registers that spill.
+    column.row = share.row = row_of(x, y, blockIdx.x / CLUSTER, computed_late(cols));
+    share.store(all.max, factor);
     for (int first = column.kept; first < column.own; first += BATCH) {
         uint4 batch[BATCH];
         load_overflow(column, first, batch);
@@ -321,7 +318,6 @@ softmax_fused_shared(const element* __restrict__ x,  // (rows, cols)
         }
     }
     for (int i = 0; i < column.kept; ++i) store_normalised(column, i, column.resident(i), all.max, factor);
-    if (has_edge) row.y[row.edge_offset(column.member)] = to_element(exponential(edge - all.max) * factor);
 }
 
 #endif

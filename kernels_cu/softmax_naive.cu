@@ -25,7 +25,7 @@ __device__ __forceinline__ float sum_of_exponentials(const Row& row, float* scra
     float sum = 0.0f;
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
-        load_batch<false>(row, first, batch);
+        load_batch(row, first, batch);
 #pragma unroll
         for (const uint4& chunk : batch) {
             float values[CHUNK];

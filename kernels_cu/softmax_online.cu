@@ -26,7 +26,7 @@ __device__ __forceinline__ Statistics row_statistics(const Row& row, float2* scr
     Statistics running;
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
-        load_batch<false>(row, first, batch);
+        load_batch(row, first, batch);
         include(running, batch);
     }
     for (int i = threadIdx.x; i < row.edge; i += blockDim.x) include(running, to_float(row.x[row.edge_offset(i)]));

@@ -24,7 +24,7 @@ __device__ __forceinline__ float row_max(const Row& row, float* scratch_smem) {
     PackedMax highest;
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
-        load_batch<false>(row, first, batch);
+        load_batch(row, first, batch);
 #pragma unroll
         for (const uint4& chunk : batch) highest.include(chunk);
     }
@@ -39,7 +39,7 @@ __device__ __forceinline__ float row_sum(const Row& row, float max, float* scrat
     float sum = 0.0f;
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
-        load_batch<false>(row, first, batch);
+        load_batch(row, first, batch);
 #pragma unroll
         for (const uint4& chunk : batch) {
             float values[CHUNK];

@@ -16,6 +16,7 @@ class Check(StrEnum):
     NUMERICS = "numerics"
     DETERMINISM = "determinism"
     OVERFLOW = "overflow"
+    TRAP = "trap"
 
 
 class CheckStatus(StrEnum):

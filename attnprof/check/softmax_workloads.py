@@ -18,15 +18,15 @@ _UNUSUAL = (Distribution.LARGE_LOGITS, Distribution.DOMINANT_KEY, Distribution.M
 
 _SHORT = (1, 2, 3, 7, 8, 9, 15, 17, 31, 33, 64, 65, 127, 129, 255, 257, 511, 513, 1000, 1023, 1024, 1025, 2047, 2049)
 _LONG = (4096, 4097, 8191, 16384, 16385, 32767, 32768, 32769, 65537, 100_003, 131_072, 131_073, 262_147)
-_LONGEST = (524_289, 1_048_575, 1_048_576)
+_LONGEST = (524_289, 1_048_575, 1_048_576, 1_500_001)
 
 # Enough rows for every row of the MASKED pattern, in the last block of each launch too.
 _ROWS = 11
 
-# For the emulator: every place where a row can stay, aligned and not. 40,001 and 90,001 fp16 columns are beyond a
-# block's registers and beyond the shared memory of an SM of compute capability 8.0.
+# For the emulator: every place where a row can stay, aligned and not. 40,001 fp16 columns are beyond a block's
+# registers, 160,001 beyond registers and shared memory of an SM of compute capability 8.0.
 _SMALL = (1, 3, 8, 33, 100, 257, 513, 1024, 1025, 2049, 5001)
-_SMALL_LONG = (20_001, 40_001, 90_001)
+_SMALL_LONG = (20_001, 40_001, 160_001)
 
 
 def matrix(rows: int, columns: int, dtype: Dtype) -> Workload:
@@ -58,7 +58,7 @@ def small_set() -> Iterator[NumericsCase]:
 
 def resource_set() -> Iterator[Workload]:
     """Workloads that between them launch every variant of every softmax kernel, on any architecture."""
-    lengths = (1, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 32_768, 65_536, 131_072, 262_144, 1_048_576)
+    lengths = (1, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
     for columns, dtype in product(lengths, Dtype):
         yield matrix(1024, columns, dtype)
 

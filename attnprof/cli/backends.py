@@ -17,10 +17,13 @@ from attnprof.model.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from attnprof.bench.rows import MeasuredRate
     from attnprof.bench.runner import BenchOptions, PeerFactory
+    from attnprof.check.trap_runner import Timer
     from attnprof.compiler import Compiler
+    from attnprof.emulator.executor import EmulatorExecutor
     from attnprof.gpu.executor import GpuExecutor
     from attnprof.gpu.peers import Peer
-    from attnprof.kernels.executor import Executor
+    from attnprof.kernels.executor import Counter, Executor, TimedExecutor
+    from attnprof.model.devices import DeviceSpec
     from attnprof.model.workload import Workload
 
 
@@ -39,11 +42,13 @@ class Checker:
         executor: the GPU or the emulator; None where there is neither.
         line: which one, for the heading.
         reason: why it is not the GPU; None when it is.
+        gpu: the executor again where it is a GPU, which can also time.
     """
 
     executor: Executor | None
     line: str
     reason: str | None
+    gpu: TimedExecutor | None = None
 
 
 def open_gpu() -> GpuExecutor:
@@ -125,8 +130,53 @@ def open_checker(backend: str | None, compiler: Compiler) -> Checker:
         return Checker(None, f"nothing: {no_gpu}; no emulator: {problem.message}{hint}", f"{no_gpu}; {problem.message}")
 
 
+def open_tracer(compiler: Compiler, device: DeviceSpec) -> EmulatorExecutor:
+    """The emulator as ``trace`` needs it: it counts and checks everything, and records faults instead of raising.
+
+    Raises:
+        EnvironmentProblem: NVRTC is missing.
+    """
+    from attnprof.compiler import nvrtc
+    from attnprof.emulator.executor import EmulatorExecutor, Mode
+
+    nvrtc.version()
+    return EmulatorExecutor(compiler, device, mode=Mode.ALL, on_fault="record", find_nans=True)
+
+
+def stands_for(where: Checker) -> tuple[DeviceSpec, str]:
+    """The device and architecture that checks are about: the executor's, or the default GPU's where there is none."""
+    if where.executor is not None:
+        return where.executor.device, where.executor.arch
+    from attnprof.kernels.spec import sm_name
+    from attnprof.model import devices
+
+    device = devices.find(devices.DEFAULT_GPU)
+    return device, sm_name(device.compute_capability)
+
+
+def open_counter(compiler: Compiler, device: DeviceSpec) -> Counter | None:
+    """What counts conflicts and bytes: the emulator, standing for the device; None where NVRTC is missing."""
+    from attnprof.compiler import nvrtc
+    from attnprof.emulator.counter import EmulatorCounter
+
+    try:
+        nvrtc.version()
+    except EnvironmentProblem:
+        return None
+    return EmulatorCounter(compiler, device)
+
+
+def open_timer(where: Checker, seed: int) -> Timer | None:
+    """What times kernels in turns on the GPU of ``open_checker``; None where that is not a GPU."""
+    if where.gpu is None:
+        return None
+    from attnprof.bench.together import median_times
+
+    return partial(median_times, executor=where.gpu, seed=seed, clock=clock)
+
+
 def _on_gpu(executor: GpuExecutor) -> Checker:
-    return Checker(executor, f"the GPU: {executor.device.name}, compiled for {executor.arch}", None)
+    return Checker(executor, f"the GPU: {executor.device.name}, compiled for {executor.arch}", None, executor)
 
 
 def _on_emulator(compiler: Compiler, no_gpu: str | None) -> Checker:

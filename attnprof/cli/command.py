@@ -18,11 +18,14 @@ class Command:
         run: the function that Typer calls; it returns an exit code. The first line of its docstring is the help.
         order: its place in the help, lowest first.
         example: a whole command line that works, shown in the help and after a usage error.
+        negative_numbers: whether an argument may begin with a minus sign: what looks like an unknown option is then
+            handed to the function, which must refuse it if it is one.
     """
 
     run: Callable[..., int]
     order: int
     example: str
+    negative_numbers: bool = False
 
 
 def names() -> tuple[str, ...]:

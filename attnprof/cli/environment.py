@@ -27,17 +27,19 @@ class Environment:
         stdout: results.
         stderr: progress, warnings, errors.
         variables: environment variables (NO_COLOR, TERM, COLUMNS).
+        stdin: what ``-`` reads; None where there is nothing to read.
     """
 
     stdout: TextIO
     stderr: TextIO
     variables: Mapping[str, str] = field(default_factory=dict)
+    stdin: TextIO | None = None
     _closed: bool = field(default=False, init=False)
 
     @classmethod
     def of_process(cls) -> Environment:
         """The real streams and variables of this process."""
-        return cls(sys.stdout, sys.stderr, os.environ)
+        return cls(sys.stdout, sys.stderr, os.environ, sys.stdin)
 
     @property
     def unicode(self) -> bool:

@@ -76,9 +76,13 @@ def _typer(known: Mapping[str, command.Command], functions: Mapping[str, Callabl
     )
     app.callback()(_options)
     for name, each in known.items():
-        app.command(name, cls=PlainCommand, help=each.run.__doc__, epilog=f"For example: {each.example}")(
-            functions[name]
-        )
+        app.command(
+            name,
+            cls=PlainCommand,
+            help=each.run.__doc__,
+            epilog=f"For example: {each.example}",
+            context_settings={"ignore_unknown_options": each.negative_numbers},
+        )(functions[name])
     return app
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # A matrix that no L2 cache holds.
 MATRIX_BYTES = 2**30
 
+# What --variant calls the kernel itself.
+BASE = "base"
+
 _WORKLOAD = "Workload"
 _FORMAT = "Output"
 
@@ -49,6 +52,14 @@ PassName = Annotated[str, typer.Option("--pass", metavar="fwd|bwd", help="Forwar
 Kernels = Annotated[
     list[str] | None,
     typer.Option("--kernel", metavar="NAME", help="Kernels: names, comma lists, all, or a file ./mine.py."),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME",
+        help="Variants of --kernel instead of the kernel itself: traps and other cures; base is the kernel itself.",
+    ),
 ]
 Ceilings = Annotated[
     str,
@@ -91,8 +102,12 @@ class WorkloadOptions:
     cols: Sequence[str] | None = None
     scale: str | None = None
 
-    def sweep(self, kernel_names: Sequence[str] | None) -> tuple[tuple[KernelSpec, ...], tuple[Workload, ...]]:
+    def sweep(
+        self, kernel_names: Sequence[str] | None, variants: Sequence[str] | None = None
+    ) -> tuple[tuple[KernelSpec, ...], tuple[Workload, ...]]:
         """The kernels and what they run on: attention workloads, or matrices where ``--cols`` is given.
+
+        With ``variants`` those of the kernels instead.
 
         Raises:
             UsageError: a value that is not allowed, or kernels that do not compute what the options describe.
@@ -103,6 +118,8 @@ class WorkloadOptions:
         if not named or (matrices and "all" in named):
             operation = "softmax" if matrices else "attention"
             specs = tuple(spec for spec in specs if spec.operation == operation)
+        if variants is not None:
+            specs = _variants(specs, kernel_names, variants)
         others = [spec.name for spec in specs if spec.operation != "softmax"]
         if matrices and others:
             raise UsageError(
@@ -211,6 +228,18 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
             f"cannot import {', '.join(files)}: {type(problem).__name__}: {problem}",
             f"python {files[0]} shows where",
         ) from problem
+
+
+def _variants(
+    specs: Sequence[KernelSpec], kernel_names: Sequence[str] | None, wanted: Sequence[str]
+) -> tuple[KernelSpec, ...]:
+    """For each kernel its variants of these names, ``base`` being itself."""
+    names = [name.strip() for each in wanted for name in each.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--variant names no variant", "for example: --kernel fa2 --variant plain")
+    if not kernel_names:
+        raise UsageError("--variant needs --kernel", f"for example: --kernel fa2 --variant {names[0]}")
+    return tuple(spec if name == BASE else spec.variant(name) for spec in specs for name in dict.fromkeys(names))
 
 
 def _nearest_divisor(heads: int, wanted: int) -> int:

@@ -61,6 +61,36 @@ class Sample:
     throttle_reasons: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one run of a plan did, counted exactly.
+
+    Attributes:
+        bank_conflicts: passes of shared-memory requests beyond those that they need.
+        shared_wavefronts: passes in all.
+        tensor_bytes: bytes of all tensors that were read at least once, and those that were written: the traffic that
+            no cache can save.
+    """
+
+    bank_conflicts: int
+    shared_wavefronts: int
+    tensor_bytes: int
+
+
+class Counter(Protocol):
+    """Runs plans to count what they do; a CPU will do."""
+
+    def count(self, plan: LaunchPlan, inputs: Mapping[str, Array]) -> Counted:
+        """Run once on these inputs, in storage form.
+
+        Raises:
+            CompileError, EnvironmentProblem: as for `Executor.compile`.
+            LaunchLimitError: a launch asks for more than the device has.
+            KernelFault: the kernel crashed.
+        """
+        ...
+
+
 class Timed(Protocol):
     """Something that can be timed on the device's own clock."""
 

@@ -11,6 +11,7 @@ from typing import Literal
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec
+from attnprof.model.errors import UsageError
 from attnprof.model.softmax_traffic import softmax_flops
 from attnprof.model.workload import Pass, Workload
 
@@ -43,6 +44,8 @@ class KernelSpec:
         plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
             (a forward for training); None where it never does, or always.
         operation: what it computes.
+        variants: the same kernel built otherwise, to be measured beside it: traps, and other cures. Named
+            ``fa2[plain]``; in no catalogue, and named by ``--variant plain``. They pass the same numerics.
         largest_logit: how far from 0 its logits may lie before its result is wrong; None where there is no limit.
     """
 
@@ -61,10 +64,23 @@ class KernelSpec:
     plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
     operation: Operation = "attention"
     largest_logit: float | None = None
+    variants: Callable[[], tuple[KernelSpec, ...]] = lambda: ()
 
     def flops(self, workload: Workload) -> int:
         """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
         return softmax_flops(workload) if self.operation == "softmax" else workload.flops
+
+    def variant(self, name: str) -> KernelSpec:
+        """The variant of that name, without the brackets.
+
+        Raises:
+            UsageError: there is none; the hint lists those that there are.
+        """
+        found = {variant_name(self, each): each for each in self.variants()}
+        if name not in found:
+            others = f"it has {', '.join(found)}" if found else "leave out --variant"
+            raise UsageError(f"{self.name} has no variant {name!r}", others)
+        return found[name]
 
     @property
     def requires(self) -> str:
@@ -79,6 +95,11 @@ class KernelSpec:
         needed = (int(match[1]), int(match[2]))
         fits = compute_capability == needed if match[3] else compute_capability >= needed
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def variant_name(spec: KernelSpec, variant: KernelSpec) -> str:
+    """``plain`` of ``fa2[plain]``."""
+    return variant.name.removeprefix(f"{spec.name}[").removesuffix("]")
 
 
 def workload_label(workload: Workload, operation: Operation) -> str:

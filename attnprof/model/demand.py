@@ -34,10 +34,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One kernel launch: its ledger lines and its demand on each unit.
+    """One kernel launch, or ``launches`` alike one after another: the ledger lines and the demand on each unit.
 
     ``tensor_flops``: FLOPs on the tensor cores (2 a multiply-add). ``fp32_flops``: FLOPs on the FP32 lanes.
-    ``exponentials``: exp2/exp evaluations on the special-function units.
+    ``exponentials``: exp2/exp evaluations on the special-function units. All of them are for all launches together;
+    ``schedule`` is that of one.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Stage:
     fp32_flops: int = 0
     exponentials: int = 0
     schedule: Schedule | None = None
+    launches: int = 1
 
     @property
     def hbm_bytes(self) -> int:

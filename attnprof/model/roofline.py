@@ -29,7 +29,7 @@ class StageRoof:
         time_s: the longest of them; ``None`` when one is unknown.
         bound: the unit that takes longest; ``None`` likewise.
         imbalance: how much longer the SM-side units take for the schedule: 1.0 at perfect balance.
-        predicted_time_s: with the imbalance and one launch.
+        predicted_time_s: with the imbalance and its launches.
     """
 
     name: str
@@ -81,8 +81,8 @@ def roofline(
     operations on the same units take no less on a device that keeps to its ceilings. What can be faster: traffic that
     stays in L2, a clock above the published one (``clock`` ceilings hold there), and a kernel that does its work on
     another unit, as FlashAttention-4 (arXiv:2603.05451) evaluates part of the exponentials on the FP32 lanes: that is
-    another demand, with another roof. Prediction: the SM-side units take ``imbalance`` times as long, and each stage
-    costs a launch (`LAUNCH_OVERHEAD_S`). ``flops`` stands for the workload's matrix FLOPs where the kernel computes
+    another demand, with another roof. Prediction: the SM-side units take ``imbalance`` times as long, and each launch
+    of a stage costs `LAUNCH_OVERHEAD_S`. ``flops`` stands for the workload's matrix FLOPs where the kernel computes
     something else than attention.
     """
     limits = ceilings(device, workload.dtype, source)
@@ -187,7 +187,7 @@ def _stage_roof(stage: Stage, limits: Ceilings, sm_count: int) -> StageRoof:
     bound = max(known, key=lambda unit: known[unit], default=None)
     time_s = known[bound] if bound is not None else 0.0
     slowest_s = max((known[unit] if unit == "hbm" else known[unit] * longer for unit in known), default=0.0)
-    return StageRoof(stage.name, times, time_s, bound, longer, slowest_s + LAUNCH_OVERHEAD_S)
+    return StageRoof(stage.name, times, time_s, bound, longer, slowest_s + stage.launches * LAUNCH_OVERHEAD_S)
 
 
 def _bound(stages: tuple[StageRoof, ...]) -> Unit | None:

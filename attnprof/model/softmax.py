@@ -7,6 +7,7 @@ normalizer calculation for softmax" (arXiv:1805.02867), algorithms 2 and 3.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,57 @@ def safe_softmax(x: Sequence[float]) -> tuple[float, ...]:
     terms = [math.exp(value - largest) for value in x]
     total = math.fsum(terms)
     return tuple(term / total for term in terms)
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveHalfSoftmax:
+    """Softmax without subtracting the maximum, every result rounded to fp16, as a naive half-precision kernel has it.
+
+    Attributes:
+        exponentials: exp(x); inf above 65,504, the largest fp16, which it is from x = 11.09 on.
+        sum: their sum, rounded after each addition.
+        probabilities: exponential / sum; NaN where that is inf / inf or 0 / 0.
+    """
+
+    exponentials: tuple[float, ...]
+    sum: float
+    probabilities: tuple[float, ...]
+
+
+def naive_half_softmax(x: Sequence[float]) -> NaiveHalfSoftmax:
+    """What comes of ``exp(x) / sum(exp(x))`` in fp16: the trap that the maximum is there for.
+
+    Raises:
+        UsageError: no values, or a NaN or +inf among them.
+    """
+    _check(x)
+    exponentials = tuple(_half(_exp(_half(value))) for value in x)
+    total = 0.0
+    for term in exponentials:
+        total = _half(total + term)
+    return NaiveHalfSoftmax(exponentials, total, tuple(_half_quotient(term, total) for term in exponentials))
+
+
+def _half(value: float) -> float:
+    """The nearest fp16, ties to even; inf beyond the largest."""
+    try:
+        (rounded,) = struct.unpack("e", struct.pack("e", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(rounded)
+
+
+def _half_quotient(numerator: float, denominator: float) -> float:
+    if denominator == 0.0 or math.isinf(numerator):
+        return math.nan  # 0 / 0, as no term of a sum that is 0 is anything else; inf / inf, as its sum is inf too
+    return _half(numerator / denominator)
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _check(x: Sequence[float]) -> None:

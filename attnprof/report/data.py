@@ -34,7 +34,7 @@ def render_csv(report: Report) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     columns = [column for column in report.columns if column.in_csv]
     writer.writerow([column.csv_header for column in columns])
-    for row in report.rows:
+    for row in report.rows if report.csv_rows is None else report.csv_rows:
         writer.writerow([_csv_cell(_csv_value(column, row)) for column in columns])
     return stream.getvalue()
 

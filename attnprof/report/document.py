@@ -13,6 +13,8 @@ from typing import Any, Literal
 from attnprof.report.units import UNKNOWN, known, text
 
 Row = Mapping[str, Any]
+# What stands in every cell where rows are left out.
+LEFT_OUT = "…"
 Show = Literal["always", "varies", "known", "never"] | Callable[[Sequence[Row]], bool]
 
 
@@ -68,12 +70,28 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table with the lines above and below it."""
+    """One table with the lines above and below it.
+
+    Attributes:
+        columns: the columns of a table that is beside the point of the report: its rows are in no CSV, and in JSON only
+            where a field holds them. None for a table of the report's own rows.
+        most_rows: how many rows tables show; of more, the first and the last. None for all.
+    """
 
     heading: tuple[str, ...]
     rows: Sequence[Row]
     notes: tuple[str, ...] = ()
     total: Row | None = None
+    columns: tuple[Column, ...] | None = None
+    most_rows: int | None = None
+
+    def shown_rows(self) -> list[Row | None]:
+        """The rows that tables show; None stands for those left out."""
+        rows: list[Row | None] = list(self.rows)
+        if self.most_rows is None or len(rows) <= self.most_rows:
+            return rows
+        first = (self.most_rows + 1) // 2
+        return [*rows[:first], None, *rows[len(rows) - (self.most_rows - first) :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,7 @@ class Report:
         fields: JSON fields besides the rows (``device`` and the like).
         rows_key: the JSON field that holds the rows.
         json_rows: the JSON rows, where they are not those of the tables.
+        csv_rows: the same for CSV.
         group_by: rows with an equal value of this key stand together in a table.
         summary: lines at the very end.
     """
@@ -97,17 +116,25 @@ class Report:
     fields: Mapping[str, Any] = field(default_factory=dict)
     rows_key: str = "rows"
     json_rows: Sequence[Row] | None = None
+    csv_rows: Sequence[Row] | None = None
     group_by: str | None = None
     summary: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of all sections, in order."""
-        return tuple(row for section in self.sections for row in section.rows)
+        """The rows of all sections that are the report's own, in order."""
+        return tuple(row for section in self.sections if section.columns is None for row in section.rows)
 
-    def table_columns(self) -> tuple[Column, ...]:
-        """The columns that tables show for these rows."""
+    def table_columns(self, section: Section) -> tuple[Column, ...]:
+        """The columns that the table of a section shows."""
+        if section.columns is not None:
+            return tuple(column for column in section.columns if _shown(column, section.rows))
         return tuple(column for column in self.columns if _shown(column, self.rows))
+
+
+def cells(columns: Sequence[Column], row: Row | None) -> list[str]:
+    """A row as text; dots for rows left out."""
+    return [LEFT_OUT if row is None else column.cell(row) for column in columns]
 
 
 def _shown(column: Column, rows: Sequence[Row]) -> bool:

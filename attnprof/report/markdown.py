@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from attnprof.report.document import Column, Report, Row
+from attnprof.report.document import Column, Report, Row, cells
 
 
 def render_markdown(report: Report) -> str:
     """The whole report: each section's heading as a paragraph, its table, its notes as a list."""
-    columns = report.table_columns()
     blocks: list[str] = []
     for section in report.sections:
+        columns = report.table_columns(section)
         if section.heading:
             blocks.append("  \n".join(_escape(" ".join(line.split())) for line in section.heading))
         if section.rows:
-            blocks.append(_table(columns, [*section.rows, *([section.total] if section.total else [])], section.total))
+            rows = [*section.shown_rows(), *([section.total] if section.total else [])]
+            blocks.append(_table(columns, rows, section.total))
         if section.notes:
             blocks.append("\n".join(f"- {_escape(note)}" for note in section.notes))
     if report.summary:
@@ -23,14 +24,17 @@ def render_markdown(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row], total: Row | None) -> str:
+def _table(columns: Sequence[Column], rows: Sequence[Row | None], total: Row | None) -> str:
     lines = [
         _line(column.title for column in columns),
         "|" + "|".join(" ---: " if column.align == "right" else " --- " for column in columns) + "|",
     ]
     for row in rows:
-        cells = ["" if row is total and column.value(row) is None else column.cell(row) for column in columns]
-        lines.append(_line(f"**{cell}**" if row is total and cell else _escape(cell) for cell in cells))
+        if row is None or row is not total:
+            lines.append(_line(_escape(cell) for cell in cells(columns, row)))
+            continue
+        footer = ["" if column.value(row) is None else column.cell(row) for column in columns]
+        lines.append(_line(f"**{cell}**" if cell else "" for cell in footer))
     return "\n".join(lines)
 
 

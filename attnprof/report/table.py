@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnprof.report.document import Column, Report, Row, Section
+from attnprof.report.document import LEFT_OUT, Column, Report, Row, Section, cells
 
 # Wide enough that Rich never wraps: whether the result fits is decided afterwards.
 _NATURAL_WIDTH = 100_000
@@ -33,9 +33,9 @@ PLAIN = TextStyle()
 
 def render_table(report: Report, style: TextStyle = PLAIN) -> str:
     """The whole report as text that ends in a newline."""
-    columns = report.table_columns()
     blocks: list[str] = []
     for section in report.sections:
+        columns = report.table_columns(section)
         lines = [line for text in section.heading for line in _wrap(text, style.width, _label_width(text))]
         if section.rows:
             lines += ["", *_table(columns, section, report.group_by, style)]
@@ -57,23 +57,24 @@ def _table(columns: Sequence[Column], section: Section, group_by: str | None, st
 
 def _plain_table(columns: Sequence[Column], section: Section, group_by: str | None, style: TextStyle) -> list[str]:
     titles = [column.title for column in columns]
-    body = [[column.cell(row) for column in columns] for row in section.rows]
+    rows = section.shown_rows()
+    body = [cells(columns, row) for row in rows]
     footer = _footer(columns, section)
-    widths = [max(map(_cells, cells)) for cells in zip(*[titles, *body, *([footer] if footer else [])], strict=True)]
+    widths = [max(map(_cells, texts)) for texts in zip(*[titles, *body, *([footer] if footer else [])], strict=True)]
 
-    def line(cells: Sequence[str]) -> str:
-        gaps = [" " * (width - _cells(cell)) for cell, width in zip(cells, widths, strict=True)]
+    def line(texts: Sequence[str]) -> str:
+        gaps = [" " * (width - _cells(cell)) for cell, width in zip(texts, widths, strict=True)]
         placed = (
             gap + cell if column.align == "right" else cell + gap
-            for column, cell, gap in zip(columns, cells, gaps, strict=True)
+            for column, cell, gap in zip(columns, texts, gaps, strict=True)
         )
         return _GAP.join(placed).rstrip()
 
     rule = ("─" if style.unicode else "-") * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    breaks = _group_ends(section.rows, group_by)
+    breaks = _group_ends(rows, group_by)
     lines = [line(titles), rule]
-    for index, cells in enumerate(body):
-        lines.append(line(cells))
+    for index, texts in enumerate(body):
+        lines.append(line(texts))
         if index in breaks:
             lines.append("")
     return [*lines, "", line(footer)] if footer else lines
@@ -97,10 +98,12 @@ def _rich_table(columns: Sequence[Column], section: Section, group_by: str | Non
     )
     for column, total in zip(columns, footer or [""] * len(columns), strict=True):
         table.add_column(Text(column.title), Text(total, style="bold"), justify=column.align, no_wrap=True)
-    breaks = _group_ends(section.rows, group_by)
-    for index, row in enumerate(section.rows):
-        cells = [Text(c.cell(row), style=c.styles.get(str(c.value(row)), "")) for c in columns]
-        table.add_row(*cells, end_section=index in breaks)
+    rows = section.shown_rows()
+    breaks = _group_ends(rows, group_by)
+    for index, row in enumerate(rows):
+        styles = ["" if row is None else c.styles.get(str(c.value(row)), "") for c in columns]
+        texts = [Text(cell, style=style) for cell, style in zip(cells(columns, row), styles, strict=True)]
+        table.add_row(*texts, end_section=index in breaks)
     stream = io.StringIO()
     console = Console(
         file=stream,
@@ -133,20 +136,24 @@ def _cells(text: str) -> int:
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _group_ends(rows: Sequence[Row], group_by: str | None) -> set[int]:
+def _group_ends(rows: Sequence[Row | None], group_by: str | None) -> set[int]:
     """Where to draw a line: after each group, if the groups are larger than one row."""
     if group_by is None:
         return set()
-    ends = {i for i in range(len(rows) - 1) if rows[i].get(group_by) != rows[i + 1].get(group_by)}
+    groups = [row and row.get(group_by) for row in rows]
+    ends = {i for i in range(len(rows) - 1) if groups[i] != groups[i + 1]}
     return ends if len(ends) + 1 < len(rows) else set()
 
 
 def _records(columns: Sequence[Column], section: Section, style: TextStyle) -> list[str]:
     label_width = max(len(column.title) for column in columns)
     lines: list[str] = []
-    for row in [*section.rows, *([] if section.total is None else [section.total])]:
+    for row in [*section.shown_rows(), *([] if section.total is None else [section.total])]:
         if lines:
             lines.append("")
+        if row is None:
+            lines.append(LEFT_OUT)
+            continue
         is_total = row is section.total
         for column in columns:
             if is_total and column.value(row) is None:

@@ -26,6 +26,15 @@ struct StridedRows {
     __device__ __forceinline__ T* at(int row) const { return first + row * pitch; }
 };
 
+// -DSTRIDED=1 compiles a kernel for any tensor.
+#if STRIDED
+template <typename T, int head_dim>
+using HeadRows = StridedRows<T>;
+#else
+template <typename T, int head_dim>
+using HeadRows = ContiguousRows<T, head_dim>;
+#endif
+
 template <typename T>
 __device__ __forceinline__ StridedRows<T> strided_rows(T* tensor, int batch, long long batch_stride, int head,
                                                        long long head_stride, long long row_stride, int head_dim) {
@@ -49,8 +58,8 @@ struct CopyShape {
     static_assert(tile_rows % rows == 0, "a tile must be whole passes");
 };
 
-// Copy `rows` whole rows from row0 on into a tile of rows of `tile_chunks` chunks. Chunks that the tensor lacks are left
-// as they are.
+// Copy `rows` rows from row0 on, all of which exist, into a tile of rows of `tile_chunks` chunks. Chunks that the tensor
+// lacks are left as they are.
 template <int rows, int tile_chunks, int threads, typename T, int head_dim>
 __device__ __forceinline__ void copy_rows(unsigned tile_smem, const ContiguousRows<T, head_dim>& head, int row0) {
     using Shape = CopyShape<rows, tile_chunks, threads, true>;
@@ -65,7 +74,7 @@ __device__ __forceinline__ void copy_rows(unsigned tile_smem, const ContiguousRo
     for (int i = 0; i < rows; i += Shape::rows)
 #pragma unroll
         for (int c = 0; c < tile_chunks; c += Shape::across)
-            cp_async_16(to_smem + (i * tile_chunks + c) * 16, from + i * head_dim + c * 8);
+            cp_async_16(to_smem + (i * pitch_chunks<tile_chunks> + c) * 16, from + i * head_dim + c * 8);
 }
 
 template <int rows, int tile_chunks, int threads, typename T>
@@ -80,22 +89,22 @@ __device__ __forceinline__ void copy_rows(unsigned tile_smem, const StridedRows<
     for (int i = 0; i < rows; i += Shape::rows) {
 #pragma unroll
         for (int c = 0; c < tile_chunks; c += Shape::across)
-            if (c < chunks_left) cp_async_16(to_smem + (i * tile_chunks + c) * 16, from + c * 8);
+            if (c < chunks_left) cp_async_16(to_smem + (i * pitch_chunks<tile_chunks> + c) * 16, from + c * 8);
         from += Shape::rows * head.pitch;
     }
 }
 
-// Copy a tile of which only `rows_left` rows exist: what the tensor lacks, rows and chunks, becomes zeros, since 0 times
+// Copy a tile at the end of a head of `length` rows: what the tensor lacks, rows and chunks, becomes zeros, since 0 times
 // whatever lies there must be 0. A rolled loop: it runs seldom, and its addresses would take registers.
 template <int rows, int tile_chunks, int threads, typename Rows>
-__device__ __forceinline__ void copy_ragged(unsigned tile_smem, const Rows& head, int row0, int rows_left) {
+__device__ __forceinline__ void copy_ragged(unsigned tile_smem, const Rows& head, int row0, int length) {
     using Shape = CopyShape<rows, tile_chunks, threads, false>;
     const element* tile = head.at(row0);
 #pragma unroll 1
     for (int row = threadIdx.x / Shape::across; row < rows; row += Shape::rows)
 #pragma unroll 1
         for (int chunk = threadIdx.x % Shape::across; chunk < tile_chunks; chunk += Shape::across) {
-            const bool exists = row < rows_left && chunk < head.chunks;
+            const bool exists = row < length - row0 && chunk < head.chunks;
             cp_async_16_zfill(tile_smem + swizzled<tile_chunks>(row, chunk),
                               exists ? tile + row * head.pitch + chunk * 8 : tile, exists ? 16 : 0);
         }

@@ -46,21 +46,18 @@ static_assert(BATCH >= 1 && BATCH <= 16, "BATCH chunks must fit the registers of
 // The block walks over the row's chunks: thread t takes chunks first, first + blockDim.x, ... of each batch, so that a
 // warp reads 512 consecutive bytes at a time. Chunks beyond the row come back empty. The address is a pointer that
 // steps, not a product for each chunk: the registers are for the data.
-template <bool last_use>
 __device__ __forceinline__ void load_batch(const Row& row, int first, uint4 (&batch)[BATCH]) {
     const element* address = row.x + row.chunk_offset(first);
     const int left = row.chunks - first;
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
         batch[i] = empty_chunk();
-        if (i * static_cast<int>(blockDim.x) < left) {
-            batch[i] = last_use ? load_chunk_last(address) : load_chunk(address);
-        }
+        if (i * static_cast<int>(blockDim.x) < left) batch[i] = load_chunk(address);
         address += blockDim.x * CHUNK;
     }
 }
 
-// The last pass of every multi-pass rung: y = e^(x - shift) * factor. The only one that writes, the last that reads.
+// The last pass of every multi-pass rung: y = e^(x - shift) * factor. The only one that writes.
 __device__ __forceinline__ void write_normalised(const Row& row, float shift, float factor) {
     for (int i = threadIdx.x; i < row.edge; i += blockDim.x) {
         const int at = row.edge_offset(i);
@@ -68,7 +65,7 @@ __device__ __forceinline__ void write_normalised(const Row& row, float shift, fl
     }
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
-        load_batch<true>(row, first, batch);
+        load_batch(row, first, batch);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int chunk = first + i * blockDim.x;

@@ -3,6 +3,19 @@
 
 #include "ptx.cuh"
 
+// How a tile's chunks lie in shared memory. The kernels are written for the swizzle; the others are there to be measured
+// beside it. LAYOUT_PLAIN has rows one behind the other, LAYOUT_PAD has a chunk (8 halves) that nobody uses behind each.
+#define LAYOUT_SWIZZLE 0
+#define LAYOUT_PLAIN 1
+#define LAYOUT_PAD 2
+#ifndef LAYOUT
+#define LAYOUT LAYOUT_SWIZZLE
+#endif
+
+// Chunks from one row of a tile to the next.
+template <int chunks>
+constexpr int pitch_chunks = chunks + (LAYOUT == LAYOUT_PAD ? 1 : 0);
+
 // Byte offset of a chunk in a tile whose rows are `chunks` chunks long. Eight rows at one logical chunk, which is what
 // ldmatrix reads, must fall into eight different 16-byte columns of the 128-byte bank line: so the chunk index is XORed
 // with the number of the bank line that the row lies in. Rows of an odd multiple of 4 chunks start in the middle of a
@@ -12,7 +25,8 @@ __device__ __forceinline__ unsigned swizzled(int row, int chunk) {
     static_assert(chunks % 4 == 0, "a tile row is a multiple of 64 bytes");
     constexpr int rows_per_line = chunks % 8 == 0 ? 1 : 2;
     constexpr int columns = chunks % 8 == 0 ? 8 : 4;
-    return (row * chunks + (chunk ^ (row / rows_per_line % columns))) * 16;
+    const int column = LAYOUT == LAYOUT_SWIZZLE ? chunk ^ (row / rows_per_line % columns) : chunk;
+    return (row * pitch_chunks<chunks> + column) * 16;
 }
 
 // Start copying `rows` rows from row0 on of a tile at `tile` (row pitch in elements) to shared memory, split over `lanes`

@@ -64,11 +64,18 @@ class Cli:
     variables: dict[str, str] = field(default_factory=dict)
 
     def __call__(
-        self, *arguments: str, encoding: str = "utf-8", tty: bool = False, broken: bool = False, **variables: str
+        self,
+        *arguments: str,
+        encoding: str = "utf-8",
+        tty: bool = False,
+        broken: bool = False,
+        stdin: bytes | None = None,
+        **variables: str,
     ) -> Result:
         out = Stream(encoding=encoding, tty=tty, broken=broken)
         err = Stream(encoding=encoding)
-        code = run(arguments, Environment(out, err, {**self.variables, **variables}))
+        typed = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), encoding=encoding)
+        code = run(arguments, Environment(out, err, {**self.variables, **variables}, typed))
         return Result(int(code), out.text, err.text)
 
 

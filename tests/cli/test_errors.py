@@ -22,7 +22,7 @@ BAD = {
     "unknown type": (["roofline", "--dtype", "fp8"], "--dtype 'fp8' is not known", "choose from fp16, bf16"),
     "unknown pass": (["roofline", "--pass", "both"], "--pass 'both' is not known", "choose from fwd, bwd"),
     "unknown ceilings": (["roofline", "--ceilings", "peak"], "--ceilings 'peak' is not known", "datasheet, clock"),
-    "unknown kernel": (["roofline", "--kernel", "fa9"], "unknown kernel 'fa9'", "naive, fa2"),
+    "unknown kernel": (["roofline", "--kernel", "fa9"], "unknown kernel 'fa9'", "or all; or give a file: --kernel"),
     "unknown GPU": (["roofline", "--gpu", "H20000"], "unknown GPU 'H20000'", "did you mean"),
     "unknown GPU among known ones": (["roofline", "--gpu", "H200,Z1"], "unknown GPU 'Z1'", "the table has"),
     "no such file": (["roofline", "--kernel", "./none.py"], "no such file: none.py", "attnprof kernels"),

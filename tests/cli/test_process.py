@@ -17,6 +17,16 @@ from tests.cli.conftest import Cli, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOFLINE = ("roofline", "--seq", "32768")
+COMMANDS_WITHOUT_GPU = [
+    ("--help",),
+    ("--version",),
+    ROOFLINE,
+    (*ROOFLINE, "--json"),
+    ("kernels",),
+    ("tile", "--gpu", "H200"),
+    ("tile", "--gpu", "H200", "--sweep"),
+    ("softmax", "1,3,2,4"),
+]
 # What these commands have no use for: GPU libraries, plotting, NumPy, what Typer brings along for others.
 HEAVY = ("cupy", "cupy_backends", "torch", "cuda", "matplotlib", "numpy", "pydantic", "pandas", "PIL", "rich.console")
 
@@ -28,7 +38,7 @@ def attnprof(*arguments: str, shell: str = "", **variables: str) -> subprocess.C
     return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ROOFLINE, (*ROOFLINE, "--json"), ("kernels",)])
+@pytest.mark.parametrize("arguments", COMMANDS_WITHOUT_GPU)
 def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     code = (
         "import json, sys\n"
@@ -110,7 +120,7 @@ def test_other_encodings(variables: dict[str, str], option: tuple[str, ...]) -> 
 
 
 def test_help_fits_an_ascii_terminal() -> None:
-    for command in ("roofline", "bench", "check", "device", "kernels"):
+    for command in names():
         result = attnprof(command, "--help", PYTHONIOENCODING="ascii")
         assert result.returncode == 0
         assert result.stdout.isascii()
@@ -152,7 +162,9 @@ def test_help_of_a_command(cli: Cli, name: str) -> None:
     assert len(options) >= 4
     for option in options:
         assert " ".join(option.help.split()) in words
-        assert any(declared.split("/")[0] in words for declared in (option.default, *option.param_decls))
+        # An argument goes by its metavar, an option by its names.
+        declared = (option.default, *option.param_decls) if option.default is not ... else (option.metavar,)
+        assert any(name.split("/")[0] in words for name in declared)
 
 
 def test_help_lists_every_command(cli: Cli) -> None:

@@ -36,6 +36,7 @@ def bench(
     rows: options.Rows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
+    variant: options.Variants = None,
     peer: Annotated[
         list[str] | None,
         typer.Option("--peer", metavar="NAME", help="Libraries to time in the same loop: torch-cudnn, torch-softmax."),
@@ -73,7 +74,7 @@ def bench(
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
     specs, workloads = options.WorkloadOptions(
         seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale
-    ).sweep(kernel)
+    ).sweep(kernel, variant)
     peer_names = backends.check_peers(peer or [])
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:
 

@@ -29,6 +29,9 @@ def check(
         list[str] | None,
         typer.Option("--check", metavar="NAME", help="Run these checks only: compile, numerics, ...; comma lists."),
     ] = None,
+    traps: Annotated[
+        bool, typer.Option("--traps", help="Instead, run each known trap beside its cure and show what it costs.")
+    ] = False,
     seed: options.Seed = "0",
     as_json: options.Json = False,
     as_csv: options.Csv = False,
@@ -38,21 +41,31 @@ def check(
     """Check numerics and resources of the kernels.
 
     Compiles every variant for every architecture a kernel names (no GPU needed), then runs the kernels on awkward
-    shapes and compares with float64: on the GPU if there is one, else on the emulator.
+    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: bank conflicts,
+    HBM bytes, occupancy, wrong values and, on a GPU, time of a kernel with one thing wrong, and of its cure.
     """
     from attnprof.check.rows import Check
     from attnprof.check.runner import CheckOptions, run_checks
+    from attnprof.cli import traps as trap_check
     from attnprof.compiler import Compiler
     from attnprof.report import check as view
 
     env = context.obj
     out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
-    names = [name.value for name in Check]
+    names = [name.value for name in Check if name is not Check.TRAP]
+    if traps and only:
+        raise UsageError("--traps and --check exclude each other", "leave one of them out")
     checks = frozenset(Check(name) for name in values.choices(only or names, "--check", names))
     seed_value = values.whole(seed, "--seed")
     wanted = None if backend is None else values.choice(backend, "--backend", backends.BACKENDS)
     if require_gpu and wanted == "emulator":
         raise UsageError("--require-gpu and --backend emulator exclude each other", "leave one of them out")
+    if traps:
+        chosen = trap_check.choose(kernel)
+        with backends.warnings_on(env), Progress(env) as progress:
+            compiler = Compiler()
+            where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
+            return trap_check.run(chosen, where, compiler, seed_value, out, progress)
     specs = options.kernels(kernel)
 
     rows: list[dict[str, Any]] = []

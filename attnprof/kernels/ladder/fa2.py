@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -20,7 +20,7 @@ from attnprof.model.workload import Pass, Workload
 
 FILE = kernels_dir() / "fa2.cu"
 DTYPES = (Dtype.FP16, Dtype.BF16)
-Layout = Literal["bhsd", "bshd"]
+Axes = Literal["bhsd", "bshd"]
 
 # What a row of a tensor consists of: copies to and from shared memory take 16 bytes.
 HEAD_DIM_STEP = 8
@@ -30,6 +30,9 @@ LENGTH_MAX = 2**30
 ROWS_MAX = 2**31
 # The grid's limit in y and in z on every CUDA device.
 GRID_YZ_MAX = 65_535
+# How tiles lie in shared memory; the last two are traps, and a second cure, of `attnprof.kernels.fa2_variants`.
+Layout = Literal["swizzle", "plain", "pad"]
+PAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Tiles:
             from shared memory in every step.
         blocks_per_sm: blocks that an SM's registers must hold; the compiler gets 65,536 / (blocks · threads) a thread.
         rescale_log2: how far, in powers of two, a row maximum may grow before O is rescaled; below 0: always rescale.
+        layout: how a tile's rows lie in shared memory; ``pad`` has 8 unused elements behind each.
     """
 
     head_dim: int
@@ -57,9 +61,17 @@ class Tiles:
     q_in_registers: bool = False
     blocks_per_sm: int = 2
     rescale_log2: float = 8.0
+    layout: Layout = "swizzle"
 
-    def build(self, dtype: Dtype, *, causal: bool, strided: bool = False) -> Build:
-        """The compilation for one element type and mask; ``strided``: the head dim and all strides are arguments."""
+    def build(self, dtype: Dtype, *, causal: bool, strided: bool = False, p: bool = False) -> Build:
+        """The compilation for one element type and mask.
+
+        Args:
+            dtype: the element type.
+            causal: whether it masks.
+            strided: whether the head dim and all strides are arguments.
+            p: whether it writes P.
+        """
         macros = {
             "HEAD_DIM": self.head_dim,
             "CAUSAL": int(causal),
@@ -72,6 +84,10 @@ class Tiles:
             "MIN_BLOCKS": self.blocks_per_sm,
             "RESCALE_LOG2": f"{float(self.rescale_log2)}f",
         }
+        if self.layout != "swizzle":
+            macros["LAYOUT"] = f"LAYOUT_{self.layout.upper()}"
+        if p:
+            macros["WRITE_P"] = 1
         return Build(
             FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
         )
@@ -84,7 +100,8 @@ class Tiles:
     @property
     def smem_bytes(self) -> int:
         """The Q tile, through which O also leaves, and the stages of K and V, two bytes an element."""
-        return (self.block_q + 2 * self.kv_stages * self.block_kv) * self.head_dim * 2
+        row_bytes = self.head_dim * 2 + (PAD_BYTES if self.layout == "pad" else 0)
+        return (self.block_q + 2 * self.kv_stages * self.block_kv) * row_bytes
 
 
 # For each width the first choice that the device's shared memory has room for, blocks_per_sm times. H100, H200 and B200
@@ -115,11 +132,12 @@ EXACT = (64, 128, 256)
 RESERVED_SMEM_BYTES = 1024
 
 
-def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
+def tiles_for(head_dim: int, device: DeviceSpec, layout: Layout = "swizzle") -> Tiles:
     """The tile choice for a head dim up to the largest of `CHOICES`, on a device."""
-    if head_dim == SM_90_D256.head_dim and device.compute_capability == (9, 0):
+    if head_dim == SM_90_D256.head_dim and device.compute_capability == (9, 0) and layout == "swizzle":
         return SM_90_D256
-    *roomier, smallest = CHOICES[next(width for width in CHOICES if width >= head_dim)]
+    choices = CHOICES[next(width for width in CHOICES if width >= head_dim)]
+    *roomier, smallest = (replace(tiles, layout=layout) for tiles in choices)
     for tiles in roomier:
         if tiles.blocks_per_sm * (tiles.smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes:
             return tiles
@@ -152,7 +170,12 @@ def demand(workload: Workload, device: DeviceSpec) -> Demand:
     """
     if unsupported(workload) is not None:
         return fused_demand(workload)
-    return fused_demand(workload, {"attention": _schedule(workload, tiles_for(workload.head_dim, device))})
+    return demand_with(workload, tiles_for(workload.head_dim, device))
+
+
+def demand_with(workload: Workload, tiles: Tiles) -> Demand:
+    """As `demand`, of a supported workload with other tiles."""
+    return fused_demand(workload, {"attention": _schedule(workload, tiles)})
 
 
 def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
@@ -176,21 +199,30 @@ def builds(device: DeviceSpec) -> tuple[Build, ...]:
 
 
 def plan_with(
-    workload: Workload, tiles: Tiles, *, lse: bool = False, layout: Layout = "bhsd", strided: bool = False
+    workload: Workload,
+    tiles: Tiles,
+    *,
+    lse: bool = False,
+    p: bool = False,
+    axes: Axes = "bhsd",
+    strided: bool = False,
 ) -> LaunchPlan:
-    """Tensors and launches with other tiles: for tuning and for tests.
+    """Tensors and launches with other tiles: for tuning, for variants and for tests.
 
     Args:
         workload: what to compute.
         tiles: tiles of the workload's head dim or wider.
         lse: whether the log-sum-exp is written too.
-        layout: the order of the axes of Q, K, V and O: ``bhsd``, or ``bshd`` with the heads inside.
+        p: whether P is written as it meets V, a tensor ``p`` of (batch, heads, seq_q, seq_kv rounded up to a multiple
+            of ``block_kv``): exp(scale · s - m) with m the row's running maximum at that key block, so blocks of keys
+            are comparable within themselves only. Blocks that the mask hides stay as they were.
+        axes: the order of the axes of Q, K, V and O: ``bhsd``, or ``bshd`` with the heads inside.
         strided: whether the strided variant runs even where the contiguous one could.
     """
     w = workload
-    strided |= w.head_dim != tiles.head_dim or tiles.head_dim not in EXACT or layout != "bhsd"
-    query_shape = _shape(w, w.heads, w.seq_q, layout)
-    key_shape = _shape(w, w.kv_heads, w.seq_kv, layout)
+    strided |= w.head_dim != tiles.head_dim or tiles.head_dim not in EXACT or axes != "bhsd"
+    query_shape = _shape(w, w.heads, w.seq_q, axes)
+    key_shape = _shape(w, w.kv_heads, w.seq_kv, axes)
     tensors = [
         TensorSpec("q", query_shape, w.dtype, "in"),
         TensorSpec("k", key_shape, w.dtype, "in"),
@@ -199,24 +231,29 @@ def plan_with(
     ]
     if lse:
         tensors.append(TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "out"))
+    if p:
+        # Scratch: no result of attention, and too large to fetch at every check.
+        pitch = _ceil_div(w.seq_kv, tiles.block_kv) * tiles.block_kv
+        tensors.append(TensorSpec("p", (w.batch, w.heads, w.seq_q, pitch), w.dtype, "scratch"))
     return LaunchPlan(
         tensors=tuple(tensors),
         launches=(
             Launch(
                 stage="attention",
-                build=tiles.build(w.dtype, causal=w.causal, strided=strided),
+                build=tiles.build(w.dtype, causal=w.causal, strided=strided, p=p),
                 entry="fa2_forward",
                 grid=_grid(w, tiles),
                 block=(tiles.threads, 1, 1),
                 smem_bytes=tiles.smem_bytes,
                 args=(
-                    *(Pointer(tensor.name) for tensor in tensors),
-                    *(() if lse else (Scalar("i64", 0),)),  # a null pointer: no log-sum-exp
+                    *(Pointer(name) for name in ("q", "k", "v", "o")),
+                    Pointer("lse") if lse else Scalar("i64", 0),  # a null pointer: no log-sum-exp
+                    *((Pointer("p"), Scalar("i32", tensors[-1].shape[-1])) if p else ()),
                     Scalar("i32", w.seq_q),
                     Scalar("i32", w.seq_kv),
                     Scalar("i32", w.batch * w.heads),
                     Scalar("i32", w.heads // w.kv_heads),
-                    *(_strides(w, layout) if strided else ()),
+                    *(_strides(w, axes) if strided else ()),
                     # exp(scale · s) = 2^(scale · log2(e) · s), so the kernel needs this product only.
                     Scalar("f32", w.scale * math.log2(math.e)),
                 ),
@@ -225,19 +262,19 @@ def plan_with(
     )
 
 
-def _shape(workload: Workload, heads: int, length: int, layout: Layout) -> tuple[int, int, int, int]:
-    inner = (heads, length) if layout == "bhsd" else (length, heads)
+def _shape(workload: Workload, heads: int, length: int, axes: Axes) -> tuple[int, int, int, int]:
+    inner = (heads, length) if axes == "bhsd" else (length, heads)
     return (workload.batch, *inner, workload.head_dim)
 
 
-def _strides(workload: Workload, layout: Layout) -> Iterator[Scalar]:
+def _strides(workload: Workload, axes: Axes) -> Iterator[Scalar]:
     """What the strided variant takes besides: heads, head dim, and the strides of Q, K, V and O in elements."""
     w = workload
     yield Scalar("i32", w.heads)
     yield Scalar("i32", w.head_dim)
     for heads, length in ((w.heads, w.seq_q), (w.kv_heads, w.seq_kv), (w.kv_heads, w.seq_kv), (w.heads, w.seq_q)):
-        row = w.head_dim if layout == "bhsd" else heads * w.head_dim
-        head = length * w.head_dim if layout == "bhsd" else w.head_dim
+        row = w.head_dim if axes == "bhsd" else heads * w.head_dim
+        head = length * w.head_dim if axes == "bhsd" else w.head_dim
         for stride in (heads * length * w.head_dim, head, row):
             yield Scalar("i64", stride)
 
@@ -265,6 +302,13 @@ def _schedule(workload: Workload, tiles: Tiles) -> Schedule:
     return Schedule(blocks=x * y * z, blocks_per_sm=tiles.blocks_per_sm, work=work)
 
 
+def variants() -> tuple[KernelSpec, ...]:
+    """The same kernel with one thing done wrong, or right in another way: what ``--variant`` names."""
+    from attnprof.kernels import fa2_variants  # which builds on this module
+
+    return fa2_variants.VARIANTS
+
+
 SPECS = (
     KernelSpec(
         name="fa2",
@@ -281,5 +325,6 @@ SPECS = (
         builds=builds,
         rounds=("p", "o"),
         plan_lse=plan_lse,
+        variants=variants,
     ),
 )

@@ -45,15 +45,16 @@ MAX_BLOCKS_PER_SM = 16
 # e^x overflows fp32 from 88.7 on; up to here a sum of 2^20 of them is below 2^126, whose reciprocal is not subnormal.
 LARGEST_NAIVE_LOGIT = 73.0
 
-# softmax_fused.cu, rows in the registers of a warp: (lanes a row, rows at a time, chunks a lane), shortest rows first.
-WARP_SHAPES = ((8, 4, 1), (16, 4, 1), (32, 4, 1), (32, 2, 2), (32, 1, 4), (32, 1, 8))
-WARP_KERNEL_THREADS = 128
-# Rows in the registers of a block or a cluster: chunks a thread, and most threads a block: with clusters a longer row
-# takes more SMs instead, so that several rows still share an SM and one loads while another computes.
-BLOCK_CHUNKS, CLUSTERED_THREADS, UNCLUSTERED_THREADS = 8, 256, 512
+# softmax_fused.cu. Measured on an H200, where small blocks won: see docs/decisions/0010-softmax-placement.md.
+# Rows in the registers of a part of a warp: (lanes a row, chunks a lane), shortest rows first.
+WARP_SHAPES = ((4, 2), (8, 4), (16, 4), (32, 4))
+WARP_KERNEL_THREADS = 64
+# Rows in the registers of a block: chunks a thread, and most threads.
+REGISTER_CHUNKS, REGISTER_THREADS = 8, 512
+# Rows in registers and shared memory: threads a block where two blocks may share an SM, and where one has it alone.
+SHARED_THREADS, ALONE_THREADS = 512, 1024
+SHARED_BATCH = 4
 CLUSTERS = (1, 2, 4, 8)
-# Rows in shared memory: threads a block.
-SHARED_THREADS, SHARED_BATCH = 512, 4
 
 
 def _element(dtype: Dtype) -> tuple[str, str]:
@@ -205,53 +206,52 @@ class Layout:
 def fused_layout(workload: Workload, device: DeviceSpec) -> Layout:
     """Where a row goes on a device.
 
-    A warp's registers for rows up to 4 KiB; a block's up to 32 KiB (64 KiB where there are no clusters); the
-    registers of a cluster of 2, 4 or 8 blocks up to 256 KiB; beyond, the shared memory of the cluster or the block.
+    A warp's registers for rows up to 2 KiB, a block's up to 64 KiB. Beyond, registers and shared memory together: of
+    a block that leaves room for a second one on its SM up to 128 KiB, then of a block that has an SM to itself, then,
+    where there are clusters, of 2, 4 or 8 of those. What does not fit even there is read twice.
     """
     chunks = _chunks(workload.seq_kv, workload.dtype)
-    for lanes, rows, per_lane in WARP_SHAPES:
+    for lanes, per_lane in WARP_SHAPES:
         if chunks <= lanes * per_lane:
-            rows_per_block = WARP_KERNEL_THREADS // lanes * rows
             return Layout(
-                build=_warp_build(workload.dtype, (lanes, rows, per_lane)),
+                build=_warp_build(workload.dtype, lanes, per_lane),
                 entry="softmax_fused_warp",
-                blocks=-(-workload.rows // rows_per_block),
+                blocks=-(-workload.rows // (WARP_KERNEL_THREADS // lanes)),
                 threads=WARP_KERNEL_THREADS,
             )
-    clusters, most_threads = _blocks_a_row(device)
-    for cluster in clusters:
-        warps = -(-chunks // (BLOCK_CHUNKS * cluster * WARP))
-        if warps * WARP <= most_threads:
-            return Layout(
-                build=_register_build(workload.dtype, cluster, most_threads),
-                entry="softmax_fused_block",
-                blocks=workload.rows * cluster,
-                threads=warps * WARP,
-            )
-    return _shared_layout(workload, chunks, device, clusters[-1])
+    if chunks <= REGISTER_THREADS * REGISTER_CHUNKS:
+        return Layout(
+            build=_register_build(workload.dtype),
+            entry="softmax_fused_block",
+            blocks=workload.rows,
+            threads=-(-chunks // (REGISTER_CHUNKS * WARP)) * WARP,
+        )
+    if chunks <= 2 * REGISTER_CHUNKS * SHARED_THREADS:
+        return _shared_layout(workload, chunks, device, SHARED_THREADS, 1)
+    layouts = [_shared_layout(workload, chunks, device, ALONE_THREADS, cluster) for cluster in _clusters(device)]
+    return next((layout for layout in layouts if layout.resident_columns is None), layouts[-1])
 
 
-def _blocks_a_row(device: DeviceSpec) -> tuple[tuple[int, ...], int]:
-    """The cluster sizes that there are, and the most threads of a block that keeps its part of a row in registers."""
-    if device.compute_capability >= CLUSTERS_SINCE:
-        return CLUSTERS, CLUSTERED_THREADS
-    return CLUSTERS[:1], UNCLUSTERED_THREADS
+def _clusters(device: DeviceSpec) -> tuple[int, ...]:
+    """How many blocks may hold a row together."""
+    return CLUSTERS if device.compute_capability >= CLUSTERS_SINCE else CLUSTERS[:1]
 
 
-def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, cluster: int) -> Layout:
+def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, threads: int, cluster: int) -> Layout:
     static_bytes = cluster * 32 * 8  # (m, l) of 32 warps of each block of the cluster
     room_bytes = device.smem_per_block_bytes - static_bytes
-    members = cluster * SHARED_THREADS
-    resident = min(-(-chunks // members), room_bytes // (SHARED_THREADS * CHUNK_BYTES))
-    columns = resident * members * CHUNK_BYTES // workload.dtype.itemsize
+    members = cluster * threads
+    beyond_registers = max(0, -(-chunks // members) - REGISTER_CHUNKS)
+    resident = min(beyond_registers, room_bytes // (threads * CHUNK_BYTES))
+    on_chip = (REGISTER_CHUNKS + resident) * members
     return Layout(
-        build=_shared_build(workload.dtype, cluster),
+        build=_shared_build(workload.dtype, threads, cluster),
         entry="softmax_fused_shared",
         blocks=workload.rows * cluster,
-        threads=SHARED_THREADS,
-        smem_bytes=resident * SHARED_THREADS * CHUNK_BYTES,
+        threads=threads,
+        smem_bytes=resident * threads * CHUNK_BYTES,
         extra=(Scalar("i32", resident),),
-        resident_columns=columns if resident * members < chunks else None,
+        resident_columns=on_chip * CHUNK_BYTES // workload.dtype.itemsize if on_chip < chunks else None,
     )
 
 
@@ -267,42 +267,41 @@ def _fused_build(dtype: Dtype, place: str, cluster: int = 1, **macros: int) -> B
     )
 
 
-def _warp_build(dtype: Dtype, shape: tuple[int, int, int]) -> Build:
-    lanes, rows, chunks = shape
-    return _fused_build(dtype, "WARP", LANES=lanes, ROWS=rows, CHUNKS=chunks, MAX_THREADS=WARP_KERNEL_THREADS)
+def _warp_build(dtype: Dtype, lanes: int, chunks: int) -> Build:
+    return _fused_build(dtype, "WARP", LANES=lanes, CHUNKS=chunks, MAX_THREADS=WARP_KERNEL_THREADS)
 
 
-def _register_build(dtype: Dtype, cluster: int, threads: int) -> Build:
+def _register_build(dtype: Dtype) -> Build:
     return _fused_build(
         dtype,
         "BLOCK",
-        cluster,
-        CHUNKS=BLOCK_CHUNKS,
-        MAX_THREADS=threads,
-        BLOCKS_PER_SM=THREADS_PER_SM // threads,
+        CHUNKS=REGISTER_CHUNKS,
+        MAX_THREADS=REGISTER_THREADS,
+        BLOCKS_PER_SM=THREADS_PER_SM // REGISTER_THREADS,
     )
 
 
-def _shared_build(dtype: Dtype, cluster: int) -> Build:
+def _shared_build(dtype: Dtype, threads: int, cluster: int) -> Build:
     return _fused_build(
         dtype,
         "SHARED",
         cluster,
-        MAX_THREADS=SHARED_THREADS,
-        BLOCKS_PER_SM=THREADS_PER_SM // SHARED_THREADS,
+        CHUNKS=REGISTER_CHUNKS,
+        MAX_THREADS=threads,
+        BLOCKS_PER_SM=THREADS_PER_SM // threads,
         BATCH=SHARED_BATCH,
     )
 
 
 def _fused_builds(device: DeviceSpec) -> tuple[Build, ...]:
-    clusters, most_threads = _blocks_a_row(device)
     return tuple(
         build
         for dtype in Dtype
         for build in (
-            *(_warp_build(dtype, shape) for shape in WARP_SHAPES),
-            *(_register_build(dtype, cluster, most_threads) for cluster in clusters),
-            _shared_build(dtype, clusters[-1]),
+            *(_warp_build(dtype, lanes, chunks) for lanes, chunks in WARP_SHAPES),
+            _register_build(dtype),
+            _shared_build(dtype, SHARED_THREADS, 1),
+            *(_shared_build(dtype, ALONE_THREADS, cluster) for cluster in _clusters(device)),
         )
     )
 

@@ -50,6 +50,9 @@ def telling_case(mutant: Mutant) -> NumericsCase:
         "half of d unwritten": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
         "written past d": NumericsCase(Workload.of(17, heads=2, head_dim=40)),
         "no max subtraction": NumericsCase(Workload.of(17, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
+        # More than the 640 keys that fa1 keeps at a time, and than the 80 that it works on.
+        "earlier steps not weighted": NumericsCase(Workload.of(17, seq_kv=700, heads=2, head_dim=64)),
+        "first values for all keys": NumericsCase(Workload.of(17, seq_kv=200, heads=2, head_dim=64)),
     }
     return shapes[mutant.fault]
 

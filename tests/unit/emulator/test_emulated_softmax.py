@@ -28,7 +28,7 @@ UNUSUAL = (Distribution.LARGE_LOGITS, Distribution.DOMINANT_KEY, Distribution.MA
 # At, under and over a chunk, a warp's share, and a block's batch; odd ones shift every row.
 LENGTHS = (1, 2, 7, 8, 9, 33, 127, 256, 257, 1000, 1023, 1024, 1025, 2049, 5001)
 # Beyond a block's registers on sm_80, and beyond its shared memory: aligned, shifted, and with a short last part.
-ON_CHIP = (32_768, 32_769, 40_001, 81_920, 90_001, 131_072)
+ON_CHIP = (32_768, 32_769, 40_001, 65_536, 81_920, 131_073, 160_001)
 
 
 def run(
@@ -122,12 +122,12 @@ def test_bytes_and_exponentials_are_those_of_the_ledger(bench: Bench, spec: Kern
 
 
 def test_what_does_not_fit_the_shared_memory_is_read_once_more(bench: Bench) -> None:
-    workload = matrix(2, 131_072)
+    workload = matrix(2, 163_840)
     demand = FUSED.demand(workload, UNCACHED)
     _, trace, _ = run(bench, FUSED, workload, mode=Mode.COUNTS)
     (counted,) = trace.kernels
     assert counted.tensor("x").read_bytes == demand.hbm_bytes - workload.rows * workload.seq_kv * 2
-    assert counted.tensor("x").read_bytes > 2 * 131_072 * 2
+    assert counted.tensor("x").read_bytes > 2 * 163_840 * 2
     assert counted.counters.bank_conflicts == 0
 
 

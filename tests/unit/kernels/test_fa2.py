@@ -150,17 +150,15 @@ def test_arguments_are_those_of_the_entry_point() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "q_strides", "k_strides"),
+    ("axes", "q_strides", "k_strides"),
     [
         ("bhsd", (6 * 100 * 72, 100 * 72, 72), (3 * 130 * 72, 130 * 72, 72)),
         ("bshd", (6 * 100 * 72, 72, 6 * 72), (3 * 130 * 72, 72, 3 * 72)),
     ],
 )
-def test_strides_are_those_of_the_layout(
-    layout: fa2.Layout, q_strides: tuple[int, ...], k_strides: tuple[int, ...]
-) -> None:
+def test_strides_are_those_of_the_axes(axes: fa2.Axes, q_strides: tuple[int, ...], k_strides: tuple[int, ...]) -> None:
     workload = Workload.of(100, seq_kv=130, batch=2, heads=6, kv_heads=3, head_dim=72)
-    a_plan = plan_with(workload, tiles_for(72, H200), layout=layout)
+    a_plan = plan_with(workload, tiles_for(72, H200), axes=axes)
     (launch,) = a_plan.launches
     strides = [argument.value for argument in launch.args if isinstance(argument, Scalar) and argument.kind == "i64"]
     assert strides[1:] == [*q_strides, *k_strides, *k_strides, *q_strides]  # after the null pointer
@@ -254,7 +252,7 @@ def emulate(a_plan: LaunchPlan, workload: Workload, distribution: Distribution) 
 @pytest.mark.parametrize("head_dim", [64, 72])
 def test_emulated_heads_may_lie_inside_the_sequence(head_dim: int) -> None:
     workload = Workload.of(65, seq_kv=100, batch=2, heads=4, kv_heads=2, head_dim=head_dim, causal=True)
-    a_plan = plan_with(workload, tiles_for(head_dim, H200), lse=True, layout="bshd")
+    a_plan = plan_with(workload, tiles_for(head_dim, H200), lse=True, axes="bshd")
     inputs = make_inputs(workload)
     with EmulatorExecutor(Compiler(), H200, mode=Mode.CHECKS).prepare(a_plan) as run:
         for name, values in inputs.items():

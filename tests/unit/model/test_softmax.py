@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnprof.model.errors import UsageError
-from attnprof.model.softmax import normalise, online_softmax, safe_softmax
+from attnprof.model.softmax import naive_half_softmax, normalise, online_softmax, safe_softmax
 
 
 def test_the_steps_of_the_documentation() -> None:
@@ -49,3 +49,33 @@ def test_masked_blocks_count_for_nothing() -> None:
 def test_bad_input_is_the_users_error(x: list[float], block: int) -> None:
     with pytest.raises(UsageError):
         online_softmax(x, block)
+
+
+def test_without_the_maximum_half_precision_overflows() -> None:
+    naive = naive_half_softmax([10, 12, 11])
+    assert naive.exponentials[1] == math.inf
+    assert naive.sum == math.inf
+    assert math.isnan(naive.probabilities[1])
+    assert naive.probabilities[0] == 0
+    # exp(11.0) = 59,874 is the last whole number's that fits; two of them do not add up.
+    assert naive_half_softmax([11, 11]).sum == math.inf
+    assert naive_half_softmax([11, 11]).probabilities == (0, 0)
+
+
+def test_without_the_maximum_half_precision_underflows() -> None:
+    naive = naive_half_softmax([-20.0, -30.0])
+    assert naive.sum == 0
+    assert all(map(math.isnan, naive.probabilities))
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=8))
+def test_where_nothing_overflows_half_precision_is_close(x: list[float]) -> None:
+    naive = naive_half_softmax(x)
+    for a, b in zip(naive.probabilities, safe_softmax(x), strict=True):
+        assert abs(a - b) < 0.01
+
+
+@pytest.mark.parametrize("x", [1e300, 800.0, 70000.0])
+def test_any_number_can_be_shown(x: float) -> None:
+    assert naive_half_softmax([x]).sum == math.inf
+    assert naive_half_softmax([-x]).sum == 0

@@ -157,3 +157,44 @@ def test_plain_tables_do_not_import_rich() -> None:
         "sys.exit('rich.console' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def many_rows(count: int) -> list[dict[str, Any]]:
+    return [{**ROWS[0], "seq_q": number} for number in range(1000, 1000 + count)]
+
+
+@pytest.mark.parametrize("style", [TextStyle(), TextStyle(colour=True), TextStyle(width=30), None])
+def test_rows_between_the_first_and_the_last_are_left_out_of_tables_only(style: TextStyle | None) -> None:
+    folded = report(sections=(Section((), many_rows(50), most_rows=5),), group_by=None)
+    text = render_markdown(folded) if style is None else render_table(folded, style)
+    shown = [number for number in range(1000, 1050) if str(number) in text]
+    assert shown == [1000, 1001, 1002, 1048, 1049]
+    assert "…" in text
+    assert len(json.loads(render_json(folded))["rows"]) == 50
+    assert len(render_csv(folded).splitlines()) == 51
+
+
+@pytest.mark.parametrize("count", [0, 4, 5])
+def test_few_rows_are_all_shown(count: int) -> None:
+    whole = report(sections=(Section(("heading",), many_rows(count), most_rows=5),), group_by=None)
+    assert "…" not in render_table(whole)
+    assert "…" not in render_markdown(whole)
+
+
+def test_folded_rows_keep_their_groups() -> None:
+    rows = [{**row, "seq_q": 1000 + index // 4} for index, row in enumerate(many_rows(40))]
+    text = render_table(report(sections=(Section((), rows, most_rows=8),)))
+    assert "1000" in text
+    assert "1009" in text
+
+
+def test_a_table_beside_the_point_has_columns_of_its_own_and_no_csv() -> None:
+    aside = Section(("beside",), [{"colour": "red"}], columns=(Column("colour", "Colour", "a colour", align="left"),))
+    both = report(sections=(Section((), ROWS), aside))
+    for text in (render_table(both), render_markdown(both)):
+        assert "Colour" in text
+        assert "red" in text
+        assert text.count("Kernel") == 1
+    assert "red" not in render_csv(both)
+    assert "red" not in render_json(both)
+    assert len(json.loads(render_json(both))["rows"]) == len(ROWS)

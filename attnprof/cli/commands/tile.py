@@ -1,0 +1,272 @@
+"""``attnprof tile``: what a tile choice costs in shared memory, registers, occupancy and bank conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnprof.cli import gpus, options, values
+from attnprof.cli.command import Command
+from attnprof.cli.exits import ExitCode
+from attnprof.cli.output import output
+from attnprof.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnprof.model.layouts import Layout
+    from attnprof.model.tiles import TileChoice
+    from attnprof.report.document import Report, Section
+
+_MOST = 1024  # of queries, keys or elements of a head: what no SM's shared memory holds
+
+
+def tile(
+    context: typer.Context,
+    block_q: Annotated[
+        str | None, typer.Option("--block-q", metavar="N", help="Queries that a block owns.  [default: 64]")
+    ] = None,
+    block_kv: Annotated[
+        str | None, typer.Option("--block-kv", metavar="N", help="Keys at a time.  [default: 64]")
+    ] = None,
+    stages: Annotated[
+        str | None, typer.Option("--stages", metavar="N", help="Tiles of K and of V at once.  [default: 1]")
+    ] = None,
+    warps: Annotated[
+        str | None, typer.Option("--warps", metavar="N", help="Warps a block.  [default: 4, if they share it evenly]")
+    ] = None,
+    head_dim: Annotated[str, typer.Option("--head-dim", metavar="N", help="Head dimension.")] = "128",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="fp16|bf16", help="Element type.")] = "fp16",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout", metavar="plain|pad|swizzle", help="How rows lie in shared memory.  [default: swizzle]"
+        ),
+    ] = None,
+    pad: Annotated[str, typer.Option("--pad", metavar="N", help="Elements that --layout pad adds to a row.")] = "8",
+    p_smem: Annotated[bool, typer.Option("--p-smem", help="P goes through shared memory, too.")] = False,
+    registers: Annotated[
+        str | None,
+        typer.Option("--registers", metavar="N", help="Registers a thread, where you know them.  [default: estimated]"),
+    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Rank all tiles that fit; what you give is kept.")] = False,
+    top: Annotated[
+        str | None, typer.Option("--top", metavar="N", help="With --sweep: how many to show.  [default: 20]")
+    ] = None,
+    kernel: options.Kernels = None,
+    seq: Annotated[
+        str | None, typer.Option("--seq", metavar="N", help="With --kernel: sequence length.  [default: 4096]")
+    ] = None,
+    causal: options.Causal = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="GPUs of the built-in table, e.g. A100-SXM4-80GB,H200."),
+    ] = None,
+    as_json: options.Json = False,
+    as_csv: options.Csv = False,
+    as_md: options.Md = False,
+    file: options.OutputFile = None,
+) -> int:
+    """Show shared memory, occupancy and bank conflicts of a tile.
+
+    For a FlashAttention-2-like forward: registers are estimated, bank conflicts come from the addresses. --sweep
+    ranks all tiles that fit. --kernel compiles a kernel of the catalogue and shows what it really takes; no GPU needed.
+    """
+    from attnprof.model.dtypes import Dtype
+    from attnprof.model.layouts import Layout
+
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    typed = TileOptions(
+        block_q=_optional(block_q, "--block-q", "64"),
+        block_kv=_optional(block_kv, "--block-kv", "64"),
+        stages=_optional(stages, "--stages", "2"),
+        warps=_optional(warps, "--warps", "4"),
+        head_dim=values.count(head_dim, "--head-dim", largest=_MOST, example="128"),
+        dtype=Dtype(values.choice(dtype, "--dtype", ("fp16", "bf16"))),
+        layout=None if layout is None else Layout(values.choice(layout, "--layout", [each.value for each in Layout])),
+        pad=values.count(pad, "--pad", largest=_MOST, example="8"),
+        p_in_smem=p_smem,
+        registers=None if registers is None else values.count(registers, "--registers", largest=255, example="128"),
+    )
+    if kernel is not None:
+        from attnprof.cli.compiled import compiled_report
+
+        _refuse_beside("--kernel", {**typed.tile_options(), "--sweep": sweep or None}, "attnprof tile --kernel fa2")
+        length = values.count(seq or "4096", "--seq", largest=values.MAX_LENGTH, example="4096")
+        report, code = compiled_report(
+            context.obj,
+            options.kernels(kernel),
+            gpus.targets(gpu),
+            seq=length,
+            head_dim=typed.head_dim,
+            dtype=typed.dtype,
+            causal=causal,
+        )
+        out.show(report)
+        return code
+    if seq is not None or causal:
+        raise UsageError("--seq and --causal choose a variant of a --kernel", "attnprof tile --kernel fa2 --seq 4096")
+    if top is not None and not sweep:
+        raise UsageError("--top says how many tiles of a --sweep to show", "attnprof tile --sweep --top 10")
+    if sweep:
+        _refuse_beside("--sweep", {"--registers": typed.registers}, "attnprof tile --sweep")
+        report = _swept(typed, gpus.targets(gpu), values.count(top or "20", "--top", example="20"))
+    else:
+        report = _one(typed, gpus.targets(gpu))
+    out.show(report)
+    return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class TileOptions:
+    """The options of a tile; None where left out."""
+
+    block_q: int | None
+    block_kv: int | None
+    stages: int | None
+    warps: int | None
+    head_dim: int
+    dtype: Any
+    layout: Layout | None
+    pad: int
+    p_in_smem: bool
+    registers: int | None
+
+    def choice(self) -> TileChoice:
+        """The tile that they describe.
+
+        Raises:
+            UsageError: no such tile, or rows that the layout can't have.
+        """
+        from attnprof.model.tiles import TileChoice, default_warps
+
+        block_q = self.block_q or 64
+        choice = TileChoice(
+            head_dim=self.head_dim,
+            block_q=block_q,
+            block_kv=self.block_kv or 64,
+            stages=self.stages or 1,
+            warps=self.warps or default_warps(block_q),
+            dtype=self.dtype,
+            layout=self.fitting_layout(),
+            pad=self.pad,
+            p_in_smem=self.p_in_smem,
+        )
+        misfit = choice.misfit()
+        if misfit is not None:
+            raise UsageError(f"--layout {choice.layout}: {misfit}", "take --layout pad")
+        return choice
+
+    def fitting_layout(self) -> Layout:
+        """The layout: the swizzle where nothing else is asked for and rows of this length can have it, else padding."""
+        from attnprof.model.layouts import Layout, Tile
+
+        if self.layout is not None:
+            return self.layout
+        rows = [self.head_dim, *([self.block_kv or 64] if self.p_in_smem else [])]
+        fits = all(Tile(row * self.dtype.itemsize, Layout.SWIZZLE).misfit() is None for row in rows)
+        return Layout.SWIZZLE if fits else Layout.PAD
+
+    def tile_options(self) -> dict[str, object]:
+        """The options that a kernel's own tiles leave no room for."""
+        return {
+            "--block-q": self.block_q,
+            "--block-kv": self.block_kv,
+            "--stages": self.stages,
+            "--warps": self.warps,
+            "--layout": self.layout,
+            "--p-smem": self.p_in_smem or None,
+            "--registers": self.registers,
+        }
+
+
+def _one(typed: TileOptions, targets: Sequence[gpus.Target]) -> Report:
+    from attnprof.report import tile as view
+    from attnprof.report.document import Report, Section
+
+    choice = typed.choice()
+    rows = [view.tile_row(choice, target.device, typed.registers) for target in targets]
+    conflicts = view.conflict_rows(choice)
+    heading = (
+        *_gpu_lines(targets),
+        gpus.labelled("Tile", view.tile_line(choice)),
+        gpus.labelled("Shared", view.smem_line(choice)),
+        gpus.labelled("Registers", view.register_line(choice, typed.registers)),
+    )
+    aside = gpus.labelled("Conflicts", f"of each access, in three layouts; pad is +{choice.pad} elements a row")
+    sections: tuple[Section, ...] = (
+        Section(heading, rows, view.notes(rows)),
+        Section((aside,), conflicts, view.conflict_notes(conflicts, choice), columns=view.CONFLICT_COLUMNS),
+    )
+    fields = {
+        **_device_fields(targets),
+        **{key: value for key, value in rows[0].items() if key != "gpu"},
+        "bank_conflicts": conflicts,
+    }
+    return Report("tile", view.COLUMNS, sections, fields=fields)
+
+
+def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Report:
+    from attnprof.model import tile_sweep
+    from attnprof.report import tile as view
+    from attnprof.report.document import Report, Section
+
+    layout = typed.fitting_layout()
+    sections: list[Section] = []
+    for target in targets:
+        facts = target.device.architecture
+        if facts is None:
+            reason = f"compute capability {target.device.compute_capability} is not in the architecture table"
+            sections.append(Section((*gpus.device_lines(target),), (), (reason,)))
+            continue
+        found = tile_sweep.sweep(
+            facts,
+            head_dim=typed.head_dim,
+            dtype=typed.dtype,
+            layout=layout,
+            pad=typed.pad,
+            p_in_smem=typed.p_in_smem,
+            blocks_q=(typed.block_q,) if typed.block_q else tile_sweep.BLOCKS_Q,
+            blocks_kv=(typed.block_kv,) if typed.block_kv else tile_sweep.BLOCKS_KV,
+            stages=(typed.stages,) if typed.stages else tile_sweep.STAGES,
+            warps=(typed.warps,) if typed.warps else tile_sweep.WARPS,
+            half_tensor_rate=target.device.half_tensor_rate,
+            smem_per_sm_bytes=target.device.smem_per_sm_bytes,
+        )
+        rows = view.sweep_rows(found, target.device)
+        counted = f"{len(rows):,} of {found.tried:,} tiles fit; the first {min(top, len(rows)):,}"
+        heading = (
+            *gpus.device_lines(target),
+            gpus.labelled(
+                "Sweep",
+                f"head dim {typed.head_dim} · {typed.dtype} · {view.layout_text(layout, typed.pad)} · {counted}",
+            ),
+        )
+        sections.append(Section(heading, rows[:top], view.sweep_notes(target.device)))
+    return Report(
+        "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
+    )
+
+
+def _gpu_lines(targets: Sequence[gpus.Target]) -> tuple[str, ...]:
+    if len(targets) == 1:
+        return gpus.device_lines(targets[0])
+    return (gpus.labelled("GPUs", ", ".join(target.device.name for target in targets)),)
+
+
+def _device_fields(targets: Sequence[gpus.Target]) -> dict[str, Any]:
+    return {"device": targets[0].device.as_json(), "devices": [target.device.as_json() for target in targets]}
+
+
+def _optional(text: str | None, option: str, example: str) -> int | None:
+    return None if text is None else values.count(text, option, largest=_MOST, example=example)
+
+
+def _refuse_beside(main: str, others: dict[str, object], example: str) -> None:
+    given = [option for option, value in others.items() if value is not None]
+    if given:
+        raise UsageError(f"{main} and {given[0]} exclude each other", f"for example: {example}")
+
+
+COMMAND = Command(tile, order=80, example="attnprof tile --block-q 128 --block-kv 64 --stages 2 --gpu H200")

@@ -1,0 +1,42 @@
+"""Counting on the emulator, for those who know the protocols alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attnprof.emulator.executor import CompilesToPtx, EmulatorExecutor, Mode
+from attnprof.kernels.executor import Counted
+from attnprof.kernels.plan import LaunchPlan
+from attnprof.model.devices import DeviceSpec
+
+if TYPE_CHECKING:
+    from attnprof.emulator.executor import Array
+
+
+class EmulatorCounter:
+    """A `Counter` that stands for a device.
+
+    Args:
+        compiler: compiles builds to PTX.
+        device: whose shared memory and SMs are the limits.
+    """
+
+    def __init__(self, compiler: CompilesToPtx, device: DeviceSpec) -> None:
+        self._executor = EmulatorExecutor(compiler, device, mode=Mode.COUNTS)
+
+    def count(self, plan: LaunchPlan, inputs: Mapping[str, Array]) -> Counted:
+        """As `Counter.count`."""
+        with self._executor.prepare(plan) as run:
+            for name, values in inputs.items():
+                run.write(name, values)
+            run.launch()
+            if run.trace is None:
+                raise RuntimeError("the emulator left no trace")
+            counters = run.trace.counters
+            tensors = [tensor for kernel in run.trace.kernels for tensor in kernel.tensors]
+        return Counted(
+            bank_conflicts=counters.bank_conflicts,
+            shared_wavefronts=counters.shared_wavefronts,
+            tensor_bytes=sum(tensor.unique_read_bytes + tensor.unique_write_bytes for tensor in tensors),
+        )

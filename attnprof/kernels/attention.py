@@ -1,0 +1,90 @@
+"""What the specs of attention kernels share: builds, tensors, arguments, refusals, the grid over heads, schedules."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from attnprof.kernels.plan import Build, Dim3, Scalar, TensorSpec
+from attnprof.model.demand import Schedule
+from attnprof.model.devices import DeviceSpec
+from attnprof.model.dtypes import Dtype
+from attnprof.model.workload import Pass, Workload
+
+# Row and key indices inside a head are 32-bit.
+LENGTH_MAX = 2**30
+# Grid limits of every CUDA device: x, then y and z.
+GRID_X_MAX = 2**31 - 1
+GRID_YZ_MAX = 65_535
+# Shared memory that the system takes beside each block's share, from sm_80 on (CUDA C++ Programming Guide, 20.7.3).
+RESERVED_SMEM_BYTES = 1024
+
+
+def ceil_div(a: int, b: int) -> int:
+    """⌈a / b⌉."""
+    return -(-a // b)
+
+
+def element_build(file: Path, dtype: Dtype, **macros: int) -> Build:
+    """The compilation of a kernel for one element type (kernels_cu/common/element.cuh) and these macros."""
+    return Build(
+        file, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((macro, str(value)) for macro, value in macros.items()))
+    )
+
+
+def scale_log2(workload: Workload) -> Scalar:
+    """The argument scale · log2(e): exp(scale · s) is 2^(scale · log2(e) · s), so a kernel needs this product only."""
+    return Scalar("f32", workload.scale * math.log2(math.e))
+
+
+def forward_refusal(
+    name: str, workload: Workload, *, dtypes: Collection[Dtype], head_dims: Collection[int]
+) -> str | None:
+    """Why a forward kernel with these types and head dims cannot run a workload of whatever size, or None."""
+    if workload.direction is not Pass.FWD:
+        return f"{name} computes the forward pass only"
+    if workload.dtype not in dtypes:
+        return f"{name} takes {' or '.join(dtypes)}, not {workload.dtype}"
+    if workload.head_dim not in head_dims:
+        return f"{name} takes head dim {' or '.join(map(str, head_dims))}, not {workload.head_dim}"
+    if max(workload.seq_q, workload.seq_kv) > LENGTH_MAX:
+        return f"{name} takes lengths up to {LENGTH_MAX}"
+    return None
+
+
+def forward_tensors(workload: Workload) -> tuple[TensorSpec, ...]:
+    """Q, K, V and O of a forward pass."""
+    w = workload
+    query_shape = (w.batch, w.heads, w.seq_q, w.head_dim)
+    key_shape = (w.batch, w.kv_heads, w.seq_kv, w.head_dim)
+    return (
+        TensorSpec("q", query_shape, w.dtype, "in"),
+        TensorSpec("k", key_shape, w.dtype, "in"),
+        TensorSpec("v", key_shape, w.dtype, "in"),
+        TensorSpec("o", query_shape, w.dtype, "out"),
+    )
+
+
+def fit_together(blocks: int, smem_bytes: int, device: DeviceSpec) -> bool:
+    """Whether an SM has the shared memory for so many blocks at once."""
+    return blocks * (smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes
+
+
+def grid_over_heads(workload: Workload, block_q: int) -> Dim3:
+    """Query blocks, then heads of all batches over y and z, as evenly as it goes: the kernel skips the surplus."""
+    heads = workload.batch * workload.heads
+    layers = ceil_div(heads, GRID_YZ_MAX)
+    return (ceil_div(workload.seq_q, block_q), ceil_div(heads, layers), layers)
+
+
+def longest_first(steps: Iterable[int], *, heads: int, idle_blocks: int = 0, blocks_per_sm: int) -> Schedule:
+    """The schedule of blocks that take so many steps each, the same in every head.
+
+    Heads run one after another, each with its long blocks first. Listing all blocks longest first says the same of the
+    end, where the imbalance is, in as many runs as one head has.
+    """
+    runs = Counter({size: count * heads for size, count in Counter(steps).items()}) + Counter({0: idle_blocks})
+    work = tuple((count, size) for size, count in sorted(runs.items(), reverse=True))
+    return Schedule(sum(count for count, _ in work), blocks_per_sm, work)

@@ -1,0 +1,303 @@
+"""Traps and cures: the real ones on the emulator, and on fakes whatever can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnprof.bench.sampler import FixedSamples
+from attnprof.bench.together import median_times
+from attnprof.check.rows import CheckStatus
+from attnprof.check.trap_runner import NO_COUNTER, NO_GPU, TrapRow, TrapRunner
+from attnprof.check.traps import Quantity, Trap, all_traps
+from attnprof.compiler.compiler import Compiler
+from attnprof.emulator.counter import EmulatorCounter
+from attnprof.emulator.executor import EmulatorExecutor
+from attnprof.kernels.executor import Compiled, Counted, EntryResources
+from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.kernels.spec import KernelSpec
+from attnprof.model.devices import find
+from attnprof.model.errors import CompileError, ContextLost, EnvironmentProblem, KernelFault, OutOfMemory
+from attnprof.model.workload import Workload
+from tests.fakes import Arrays, FakeClock, FakeExecutor, attend, fake_demand, fake_spec
+
+H200, A100 = find("H200"), find("A100-SXM4-80GB")
+SMALL = Workload.of(64, heads=1, head_dim=64)
+LEDGER_BYTES = fake_demand(SMALL, H200).hbm_bytes
+
+
+def emulated() -> TrapRunner:
+    compiler = Compiler()
+    executor = EmulatorExecutor(compiler, A100)
+    return TrapRunner(executor, EmulatorCounter(compiler, A100), compiler, A100, "sm_80")
+
+
+def named(name: str) -> Trap:
+    return next(trap for trap in all_traps() if trap.name == name)
+
+
+def test_emulated_every_cure_cures() -> None:
+    rows = list(emulated().run(all_traps()))
+    assert [row.status for row in rows] == [CheckStatus.PASS] * 5, [row.detail for row in rows]
+    figures = {row.trap: (row.trap_kernel, row.trap_value, row.kernel, row.value) for row in rows}
+    assert figures == {
+        "no swizzle": ("fa2[plain]", 89_600, "fa2", 0),
+        "no padding": ("fa2[plain]", 89_600, "fa2[pad]", 0),
+        "P in HBM": ("fa2[write-p]", 393_216, "fa2", 262_144),
+        "oversized tile": ("fa2[tile-256]", 4, "fa2", 8),
+        "no maximum": ("softmax-naive", 16_000, "softmax-safe", 0),
+    }
+    assert {row.time_reason for row in rows} == {NO_GPU}
+    assert {row.unit for row in rows} == set(map(str, Quantity))
+
+
+BROKEN = {
+    # A cure that is built like the trap, a cure that is broken in its own way, and a trap that is none.
+    "no swizzle": lambda trap: replace(trap, cure=replace(trap.kernel, name="fa2")),
+    "no padding": lambda trap: replace(trap, cure=replace(trap.kernel, name="fa2[pad]")),
+    "P in HBM": lambda trap: replace(trap, cure=replace(trap.kernel, name="fa2", demand=trap.cure.demand)),
+    "oversized tile": lambda trap: replace(trap, cure=replace(trap.kernel, name="fa2")),
+    "no maximum": lambda trap: replace(trap, cure=replace(trap.kernel, name="softmax-safe")),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_emulated_a_cure_that_does_not_cure_fails(name: str) -> None:
+    (row,) = emulated().run([BROKEN[name](named(name))])
+    assert row.status is CheckStatus.FAIL
+    assert row.value == row.trap_value
+    assert row.detail.startswith("softmax-safe is wrong" if name == "no maximum" else "the cure does not cure: fa2")
+
+
+def test_emulated_a_trap_that_is_none_fails() -> None:
+    trap = named("no padding")
+    (row,) = emulated().run([replace(trap, kernel=trap.cure)])
+    assert row.status is CheckStatus.FAIL
+    assert row.detail == "nothing to cure: fa2[pad] has 0 bank conflicts, its cure may have 0"
+
+
+@dataclass
+class FakeCounter:
+    """Figures by the file name of the plan's kernel."""
+
+    figures: Mapping[str, Counted]
+    error: Exception | None = None
+    counts: list[str] = field(default_factory=list)
+
+    def count(self, plan: LaunchPlan, inputs: Mapping[str, Any]) -> Counted:
+        assert set(inputs) == {"q", "k", "v"}
+        name = plan.launches[0].build.file.stem
+        self.counts.append(name)
+        if self.error is not None:
+            raise self.error
+        return self.figures[name]
+
+
+@dataclass
+class FakeCompiler:
+    registers: Mapping[str, int] = field(default_factory=lambda: {"bad": 255, "good": 64})
+
+    def compile(self, build: Build, arch: str) -> Compiled:
+        entry = EntryResources("attention", self.registers[build.file.stem], 0, 0, 0, 0)
+        return Compiled(build, arch, b"", {"attention": entry}, 0.0, True, "")
+
+
+BAD, GOOD = fake_spec("bad"), fake_spec("good")
+
+
+def trap(quantity: Quantity, **changes: Any) -> Trap:
+    timed = Workload.of(128, heads=1, head_dim=64)
+    return replace(Trap("a trap", "wrong", "right", BAD, GOOD, quantity, SMALL, timed), **changes)
+
+
+def figures(bad: int, good: int) -> FakeCounter:
+    """The same figure for conflicts and bytes."""
+    return FakeCounter({"bad": Counted(bad, bad, bad), "good": Counted(good, good, good)})
+
+
+def runner(**changes: Any) -> TrapRunner:
+    fields: dict[str, Any] = {
+        "executor": FakeExecutor(),
+        "counter": figures(100, 0),
+        "compiler": FakeCompiler(),
+        "device": H200,
+        "arch": "sm_90a",
+    }
+    return TrapRunner(**(fields | changes))
+
+
+def only(rows: Sequence[TrapRow] | Any) -> TrapRow:
+    (row,) = rows
+    return row
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "status", "says"),
+    [
+        (100, 0, "pass", "wrong; cure: right"),
+        (100, 1, "fail", "the cure does not cure: good has 1 bank conflicts, and may have 0"),
+        (0, 0, "fail", "nothing to cure: bad has 0 bank conflicts, its cure may have 0"),
+    ],
+)
+def test_conflicts(bad: int, good: int, status: str, says: str) -> None:
+    row = only(runner(counter=figures(bad, good)).run([trap(Quantity.BANK_CONFLICTS)]))
+    assert (row.status, row.detail) == (status, says)
+    assert (row.trap_value, row.value, row.limit) == (bad, good, 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "status"),
+    [
+        (LEDGER_BYTES + 1, LEDGER_BYTES, "pass"),
+        (2 * LEDGER_BYTES, LEDGER_BYTES + 1, "fail"),
+        (LEDGER_BYTES, LEDGER_BYTES, "fail"),
+    ],
+)
+def test_bytes(bad: int, good: int, status: str) -> None:
+    row = only(runner(counter=figures(bad, good)).run([trap(Quantity.HBM_BYTES)]))
+    assert (row.status, row.limit) == (status, LEDGER_BYTES)
+
+
+@pytest.mark.parametrize(("bad", "good", "status"), [(255, 64, "pass"), (64, 64, "fail"), (64, 255, "fail")])
+def test_warps(bad: int, good: int, status: str) -> None:
+    compiler = FakeCompiler({"bad": bad, "good": good})
+    row = only(runner(compiler=compiler).run([trap(Quantity.WARPS_PER_SM)]))
+    # 48 KiB a block of 4 warps: 4 blocks by shared memory, 2 by 255 registers a thread.
+    assert (row.trap_value, row.value) == ({255: 8, 64: 16}[bad], {255: 8, 64: 16}[good])
+    assert row.status == status
+
+
+def overflow(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
+    outputs = attend(plan, memory)
+    if plan.launches[0].build.file.stem == "bad":
+        outputs["o"] = np.full_like(outputs["o"], np.inf)
+    return outputs
+
+
+def test_values_that_are_not_finite() -> None:
+    from attnprof.kernels.inputs import Distribution
+
+    large = trap(Quantity.NOT_FINITE, distribution=Distribution.LARGE_LOGITS)
+    row = only(runner(executor=FakeExecutor(compute=overflow)).run([large]))
+    assert (row.status, row.trap_value, row.value) == ("pass", 64 * 64, 0)
+    row = only(runner().run([large]))
+    assert (row.status, row.detail) == (
+        "fail",
+        "nothing to cure: bad has 0 NaN or Inf values, its cure may have 0",
+    )
+
+
+@pytest.mark.parametrize("side", ["bad", "good"])
+def test_either_side_must_be_right_on_ordinary_inputs(side: str) -> None:
+    def wrong(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
+        outputs = attend(plan, memory)
+        if plan.launches[0].build.file.stem == side:
+            outputs["o"][:] = 0
+        return outputs
+
+    row = only(runner(executor=FakeExecutor(compute=wrong)).run([trap(Quantity.BANK_CONFLICTS)]))
+    assert row.status is CheckStatus.FAIL
+    assert row.detail.startswith(f"{side} is wrong: ")
+
+
+def test_what_two_traps_share_is_measured_once() -> None:
+    counter = figures(100, 0)
+    rows = list(runner(counter=counter).run([trap(Quantity.BANK_CONFLICTS), trap(Quantity.BANK_CONFLICTS)]))
+    assert counter.counts == ["bad", "good"]
+    assert [row.status for row in rows] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "changes", "reason"),
+    [
+        (Quantity.BANK_CONFLICTS, {"counter": None}, NO_COUNTER),
+        (Quantity.HBM_BYTES, {"counter": None}, NO_COUNTER),
+        (Quantity.NOT_FINITE, {"executor": None, "no_executor": "no GPU"}, "no GPU"),
+        (Quantity.BANK_CONFLICTS, {"device": find("T4")}, "needs sm_80, this GPU is sm_75"),
+    ],
+)
+def test_what_cannot_be_judged_here_is_skipped(quantity: Quantity, changes: dict[str, Any], reason: str) -> None:
+    row = only(runner(**changes).run([trap(quantity)]))
+    assert (row.status, row.detail) == ("skipped", reason)
+    assert row.as_row()["value"] is None
+
+
+def test_without_anything_to_run_on_counts_and_warps_are_judged_all_the_same() -> None:
+    rows = list(runner(executor=None).run([trap(Quantity.BANK_CONFLICTS), trap(Quantity.WARPS_PER_SM)]))
+    assert [row.status for row in rows] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (EnvironmentProblem("cuda_fp16.h is missing", "pip install x"), "skipped", "cuda_fp16.h is missing (pip"),
+        (CompileError("fa2.cu(3): expected a ';'"), "fail", "fa2.cu(3): expected a ';'"),
+        (KernelFault("bad address"), "fail", "bad address"),
+    ],
+)
+def test_errors(error: Exception, status: str, says: str) -> None:
+    counter = figures(100, 0)
+    counter.error = error
+    row = only(runner(counter=counter).run([trap(Quantity.BANK_CONFLICTS)]))
+    assert row.status == status
+    assert row.detail.startswith(says)
+
+
+def test_after_a_lost_context_the_rest_is_skipped() -> None:
+    def crash(_: LaunchPlan) -> None:
+        raise ContextLost("illegal address")
+
+    rows = list(runner(executor=FakeExecutor(on_launch=crash)).run([trap(Quantity.BANK_CONFLICTS)] * 2))
+    assert [row.status for row in rows] == ["fail", "skipped"]
+    assert rows[1].detail == "context lost: bad or good crashed"
+    assert rows[1].context_lost
+
+
+def timed(executor: FakeExecutor) -> Any:
+    return lambda specs, workload: median_times(specs, workload, executor, rule=FixedSamples(5), clock=executor.clock)
+
+
+def slow_if_bad(plan: LaunchPlan, _: int) -> float:
+    return 3e-3 if plan.launches[0].build.file.stem == "bad" else 1e-3
+
+
+def test_both_sides_are_timed_in_turns() -> None:
+    order: list[str] = []
+    executor = FakeExecutor(
+        time_s=slow_if_bad,
+        clock=FakeClock(),
+        on_time=lambda plan, _: order.append(plan.launches[0].build.file.stem),
+    )
+    row = only(runner(executor=executor, timer=timed(executor)).run([trap(Quantity.BANK_CONFLICTS)]))
+    assert row.time_reason is None
+    assert (row.trap_time_s, row.cure_time_s) == (pytest.approx(3e-3), pytest.approx(1e-3))
+    assert row.as_row()["slowdown"] == pytest.approx(3.0)
+    assert order[-4:] == ["bad", "good", "bad", "good"]
+    assert executor.open_runs == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "lost"),
+    [(OutOfMemory(2**40, 2**30), "out of memory", False), (ContextLost("illegal address"), "illegal address", True)],
+)
+def test_what_cannot_be_timed_is_judged_all_the_same(error: Exception, reason: str, lost: bool) -> None:
+    def timer(specs: Sequence[KernelSpec], workload: Workload) -> Sequence[float | None]:
+        raise error
+
+    first, second = runner(timer=timer).run([trap(Quantity.BANK_CONFLICTS)] * 2)
+    assert first.status is CheckStatus.PASS
+    assert (first.time_reason or "").startswith(reason)
+    assert first.as_row()["slowdown"] is None
+    assert (second.status == "skipped") is lost
+
+
+def test_a_time_below_the_clock_is_unknown() -> None:
+    executor = FakeExecutor(time_s=lambda plan, _: 0.0 if plan.launches[0].build.file.stem == "good" else 1e-3)
+    row = only(runner(executor=executor, timer=timed(executor)).run([trap(Quantity.BANK_CONFLICTS)]))
+    assert row.cure_time_s is None
+    assert row.time_reason == "too short for the device's clock, or it crashed"
+    assert row.as_row()["slowdown"] is None
