@@ -148,16 +148,21 @@ def is_causal(plan: LaunchPlan) -> bool:
     return isinstance(argument, Scalar) and bool(argument.value)
 
 
+def scale_of(plan: LaunchPlan) -> float:
+    """The softmax scale: the fake kernel's only scalar. Real kernels' arguments are not known: the usual scale."""
+    launch = plan.launches[0]
+    last = launch.args[-1]
+    if launch.entry == "attention" and isinstance(last, Scalar):
+        return last.value
+    return plan.tensor("q").shape[-1] ** -0.5
+
+
 def attend(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
     """Attention as a kernel that rounds P and O computes it: what ``FakeExecutor`` does unless told otherwise."""
     dtype = plan.tensor("q").dtype
     q, k, v = (decode(memory[name], dtype) for name in ("q", "k", "v"))
-    # The fake kernel's only scalar; real kernels' arguments are not known here, and theirs is the usual scale.
-    launch = plan.launches[0]
-    last = launch.args[-1]
-    scale = last.value if launch.entry == "attention" and isinstance(last, Scalar) else None
     o, lse = attention_rounded(
-        q, k, v, causal=is_causal(plan), scale=scale, rounds=("p", "o"), dtype=dtype, normalised_p=False
+        q, k, v, causal=is_causal(plan), scale=scale_of(plan), rounds=("p", "o"), dtype=dtype, normalised_p=False
     )
     outputs: Arrays = {"o": encode(o, dtype)}
     if any(tensor.name == "lse" for tensor in plan.tensors):
