@@ -162,8 +162,12 @@ def _outputs(run: Run, plan: LaunchPlan) -> dict[str, NDArray[Any]]:
 
 # Long enough for many blocks to run at once and overtake one another, ragged, and with every head dim's masks.
 _DETERMINISM_WORKLOADS = tuple(
-    Workload.of(1000, batch=2, heads=8, kv_heads=4, head_dim=head_dim, dtype=dtype, causal=causal)
-    for head_dim, dtype, causal in ((64, Dtype.FP16, False), (128, Dtype.BF16, True))
+    Workload.of(seq_q, seq_kv=seq_kv, batch=2, heads=8, kv_heads=4, head_dim=head_dim, dtype=dtype, causal=causal)
+    for seq_q, seq_kv, head_dim, dtype, causal in (
+        (1000, 1000, 64, Dtype.FP16, False),
+        (1000, 1000, 128, Dtype.BF16, True),
+        (8, 10_000, 128, Dtype.FP16, True),  # keys that are split over blocks
+    )
 )
 
 

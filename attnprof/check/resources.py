@@ -179,11 +179,21 @@ def _workloads(spec: KernelSpec) -> Iterator[Workload]:
     if spec.operation == "softmax":
         yield from softmax_workloads.resource_set()
         return
-    choices = product(
-        (64, 1024, 40_000), (32, 40, 64, 96, 120, 128, 192, 248, 256), (Dtype.FP16, Dtype.BF16), (False, True)
-    )
-    for seq, head_dim, dtype, causal in choices:
-        yield Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+    # Queries, keys and KV heads; the last three are for kernels that pack the queries of a group into one tile.
+    shapes = ((64, 64, 8), (1024, 1024, 8), (40_000, 40_000, 8), (1, 40_000, 8), (8, 40_000, 2), (16, 40_000, 2))
+    head_dims = (32, 40, 64, 96, 120, 128, 192, 248, 256)
+    choices = product(shapes, head_dims, (Dtype.FP16, Dtype.BF16), (False, True))
+    for (seq_q, seq_kv, kv_heads), head_dim, dtype, causal in choices:
+        yield Workload.of(
+            seq_q,
+            seq_kv=seq_kv,
+            heads=8,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+            direction=spec.direction,
+        )
 
 
 def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]:

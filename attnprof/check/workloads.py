@@ -56,6 +56,19 @@ _FULL = (
     *(_Shape(200, 200, distribution=distribution) for distribution in _UNUSUAL),
 )
 
+# Few queries over a cache, whose keys a decode kernel splits: whole and ragged steps, a group of heads in one tile of
+# 16, 32 and 64 rows or in two tiles, and masks that hide a whole split from a row.
+_DECODE = (
+    _Shape(1, 4096, batch=2, heads=8, kv_heads=2),
+    _Shape(1, 1000, heads=3, kv_heads=3),
+    _Shape(3, 2049, batch=3, heads=16, kv_heads=1),
+    _Shape(8, 5000, heads=8, kv_heads=2),
+    _Shape(15, 777, heads=12, kv_heads=2),
+    _Shape(16, 1030, batch=2, heads=16, kv_heads=4),
+    _Shape(16, 9, heads=4, kv_heads=2),
+    _Shape(8, 3000, heads=4, kv_heads=1, distribution=Distribution.DOMINANT_KEY),
+)
+
 _SMALL = (
     _Shape(17, 17, batch=2),
     _Shape(65, 65),
@@ -64,6 +77,9 @@ _SMALL = (
     _Shape(64, 129),
     _Shape(100, 130, heads=4, kv_heads=2),
     _Shape(130, 100, batch=2, heads=2, kv_heads=1),
+    _Shape(1, 2100, heads=4, kv_heads=2),  # long enough to be split
+    _Shape(9, 300, heads=4, kv_heads=1),
+    _Shape(3, 150, distribution=Distribution.LARGE_LOGITS),
     *(_Shape(70, 70, distribution=distribution) for distribution in _UNUSUAL),
     _Shape(17, 1000),  # more keys than any kernel keeps on chip at a time
 )
@@ -76,9 +92,11 @@ _OWN_SCALE = 0.75
 
 
 def full_set() -> Iterator[NumericsCase]:
-    """Every shape with both types, two head dims and both masks, some with all others: for a GPU, seconds a kernel."""
-    for shape, dtype, head_dim, causal in product(_FULL, (Dtype.FP16, Dtype.BF16), (64, 128), (False, True)):
+    """Every shape with both types and masks, two head dims or three, some with all: for a GPU, seconds a kernel."""
+    for shape, dtype, head_dim, causal in product(_FULL + _DECODE, (Dtype.FP16, Dtype.BF16), (64, 128), (False, True)):
         yield _case(shape, dtype, head_dim, causal)
+    for shape, dtype, causal in product(_DECODE, (Dtype.FP16, Dtype.BF16), (False, True)):
+        yield _case(shape, dtype, 256, causal)
     for shape, dtype, head_dim, causal in product(
         _FOR_OTHERS, (Dtype.FP16, Dtype.BF16), _OTHER_HEAD_DIMS, (False, True)
     ):

@@ -19,7 +19,9 @@ from attnprof.model.errors import EnvironmentProblem
 from attnprof.model.workload import Workload
 
 # Powers of two and what lies halfway, for kernels whose variant depends on the length.
-LENGTHS = sorted({1, 1000, *(2**k for k in range(1, 19)), *(3 * 2**k for k in range(18))})
+LENGTHS = [(n, n) for n in sorted({1, 1000, *(2**k for k in range(1, 19)), *(3 * 2**k for k in range(18))})]
+# Few queries over many keys, for kernels that split the keys.
+CACHES = [(1, 40_000), (16, 40_000)]
 HEADER_LABELS = (
     "Rung",
     "Idea",
@@ -61,15 +63,24 @@ def launches(spec: KernelSpec, arch: str) -> tuple[Launch, ...]:
     """Launches of every kind of workload that the kernel takes."""
     device = gpu(arch)
     choices = product(
-        LENGTHS,
+        LENGTHS + CACHES,
         (1, 8),
         (32, 40, 64, 80, 96, 120, 128, 160, 192, 248, 256, 512),
         (Dtype.FP16, Dtype.BF16, Dtype.FP32),
         (False, True),
     )
     workloads = (
-        Workload.of(seq, heads=8, kv_heads=kv, head_dim=d, dtype=dtype, causal=causal, direction=spec.direction)
-        for seq, kv, d, dtype, causal in choices
+        Workload.of(
+            seq_q,
+            seq_kv=seq_kv,
+            heads=8,
+            kv_heads=kv,
+            head_dim=d,
+            dtype=dtype,
+            causal=causal,
+            direction=spec.direction,
+        )
+        for (seq_q, seq_kv), kv, d, dtype, causal in choices
     )
     plans = (plan for plan in (spec.plan, spec.plan_lse) if plan is not None)
     supported = [workload for workload in workloads if spec.unsupported(workload) is None]

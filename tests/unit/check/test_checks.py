@@ -354,6 +354,7 @@ def test_the_sets_cover_what_kernels_get_wrong(cases: Callable[[], Any]) -> None
     for dtype in (Dtype.FP16, Dtype.BF16):
         of_type = [w for w in workloads if w.dtype is dtype]
         assert {w.head_dim for w in of_type} > {64, 128}
+        assert any(w.seq_q <= 16 and w.seq_kv >= 300 and w.kv_heads < w.heads for w in of_type)  # a cache to split
         assert {w.causal for w in of_type} == {False, True}
         assert any(w.kv_heads < w.heads and w.kv_heads > 1 for w in of_type)
         assert any(w.kv_heads == 1 < w.heads for w in of_type)

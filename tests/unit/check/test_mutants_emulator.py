@@ -43,16 +43,18 @@ def telling_case(mutant: Mutant) -> NumericsCase:
         workload = Workload.of(7, seq_kv=5001, heads=1)
         return NumericsCase(workload, Distribution.LARGE_LOGITS if large else Distribution.NORMAL, "softmax")
     shapes = {
-        "scale dropped": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
-        "last tile dropped": NumericsCase(Workload.of(17, seq_kv=70, heads=2, head_dim=64)),
+        "scale dropped": NumericsCase(Workload.of(16, heads=2, head_dim=64)),
+        "last tile dropped": NumericsCase(Workload.of(16, seq_kv=70, heads=2, head_dim=64)),
         "mask top-left": NumericsCase(Workload.of(5, seq_kv=2, heads=2, head_dim=64, causal=True)),
-        "wrong KV head": NumericsCase(Workload.of(17, heads=4, kv_heads=2, head_dim=64)),
-        "half of d unwritten": NumericsCase(Workload.of(17, heads=2, head_dim=64)),
+        "wrong KV head": NumericsCase(Workload.of(16, heads=4, kv_heads=2, head_dim=64)),
+        "half of d unwritten": NumericsCase(Workload.of(16, heads=2, head_dim=64)),
         "written past d": NumericsCase(Workload.of(17, heads=2, head_dim=40)),
-        "no max subtraction": NumericsCase(Workload.of(17, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
+        "no max subtraction": NumericsCase(Workload.of(16, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
         # More than the 640 keys that fa1 keeps at a time, and than the 80 that it works on.
         "earlier steps not weighted": NumericsCase(Workload.of(17, seq_kv=700, heads=2, head_dim=64)),
         "first values for all keys": NumericsCase(Workload.of(17, seq_kv=200, heads=2, head_dim=64)),
+        "split dropped": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
+        "parts not rescaled": NumericsCase(Workload.of(2, seq_kv=1000, heads=2, kv_heads=1, head_dim=64)),
     }
     return shapes[mutant.fault]
 
