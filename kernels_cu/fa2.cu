@@ -4,21 +4,23 @@
 // Change from the previous rung: fa1 has the keys outside and the queries inside, so O, m and l cross HBM at every
 //   step; here the loops are swapped and they never do. Both products run on tensor cores.
 // Traffic: reads Q, K, V once and writes O once: 4·N·d·e bytes a head. K and V count once a KV head, since the blocks
-//   that share them run side by side and meet in L2. -DWRITE_LSE=1 writes 4 bytes a row more, for a backward to read.
+//   that share them run side by side and meet in L2. A log-sum-exp, for a backward to read, is 4 bytes a row more.
 //   -DWRITE_P=1 keeps P for a debugger, N·N·e bytes a head: a trap, there to be measured, as is -DLAYOUT (tile.cuh).
 // Tiles / threads / shared memory: BLOCK_Q rows of Q, and KV_STAGES times BLOCK_KV rows each of K and V, HEAD_DIM wide
 //   and without padding; WARPS warps split the rows of Q. On H100 and H200 at d 128: 128 x 64, two stages, 96 KiB, 4
 //   warps, so that two blocks fit an SM. A warp owns 32 rows, because every fragment of K or V then feeds two products:
-//   with 16, reading shared memory would take longer than multiplying.
-// Limits: sm_80 and later; HEAD_DIM 64 or 128; scale > 0; lengths below 2^30. A row whose every score is -inf counts as
-//   empty if a mask cuts its tile. Inside the tile on the diagonal a masked key has weight 0, and 0 times NaN is NaN.
+//   with 16, reading shared memory would take longer than multiplying. From d 192 on O leaves registers for 16 only.
+//   -DSTRIDED=1 takes any d up to HEAD_DIM, whose tiles it fills up with zeros, and any strides.
+// Limits: sm_80 and later; d a multiple of 8 up to 256; scale > 0; lengths below 2^30. A row whose every score is -inf
+//   counts as empty if a mask cuts its tile. Inside the tile on the diagonal a masked key has weight 0, and 0 times NaN
+//   is NaN.
 // References: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 1; Milakov and Gimelshein, arXiv:1805.02867 (running
 //   maximum and sum); PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 
-#include "common/tile.cuh"
+#include "common/head_rows.cuh"
 
 #ifndef HEAD_DIM
-#error "compile with -DHEAD_DIM=64 or 128, and the other macros that attnprof/kernels/ladder/fa2.py sets"
+#error "compile with the macros that attnprof/kernels/ladder/fa2.py sets"
 #endif
 
 constexpr int THREADS = WARPS * 32;
@@ -27,15 +29,13 @@ constexpr int N_TILES = BLOCK_KV / 8;            // 8-key accumulators of S
 constexpr int D_TILES = HEAD_DIM / 8;            // 8-column accumulators of O
 constexpr int CHUNKS = HEAD_DIM / 8;             // 16-byte chunks in a row of a tile
 constexpr int ROW_BYTES = pitch_chunks<CHUNKS> * 16;
-constexpr int COPY_ROWS = THREADS / CHUNKS;  // rows that one pass of all threads copies
+constexpr int PANEL = CHUNKS % 8 == 0 ? 8 : 4;  // chunks within which the swizzle moves a chunk
 constexpr unsigned Q_BYTES = BLOCK_Q * ROW_BYTES;
 constexpr unsigned KV_BYTES = BLOCK_KV * ROW_BYTES;
 
-static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "HEAD_DIM must be 64 or 128");
+static_assert(HEAD_DIM % 32 == 0, "HEAD_DIM must be a multiple of 32, the width of a swizzled panel");
 static_assert(BLOCK_Q % (WARPS * 16) == 0, "BLOCK_Q must give every warp a multiple of 16 rows");
 static_assert(BLOCK_KV % 16 == 0, "BLOCK_KV must be a multiple of 16, the depth of a product");
-static_assert(COPY_ROWS % 8 == 0, "a pass must copy a multiple of 8 rows: then a thread's swizzle never changes");
-static_assert(BLOCK_Q % COPY_ROWS == 0 && BLOCK_KV % COPY_ROWS == 0, "tiles must be whole copy passes");
 static_assert(KV_STAGES == 1 || KV_STAGES == 2, "KV_STAGES must be 1 or 2");
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -44,29 +44,8 @@ constexpr float LOG2_E = 1.4426950408889634f;
 // well: it only keeps P in range, and fp16 reaches 2^16. At 0 every new maximum rescales.
 constexpr float RESCALE_THRESHOLD = RESCALE_LOG2;
 
-// The address of a row in a tensor. Row numbers over all heads fit 32 bits, elements do not.
 template <typename T>
-__device__ __forceinline__ T* at_row(T* tensor, unsigned row) {
-    return tensor + static_cast<unsigned long long>(row) * HEAD_DIM;
-}
-
-// Copy a whole tile of `rows` rows. In global memory its chunks follow one another, so thread t takes chunks t, t +
-// THREADS, and so on; they lie a multiple of 8 rows apart, where the swizzle is the same.
-template <int rows>
-__device__ __forceinline__ void copy_rows(unsigned tile_smem, const element* tile) {
-    const unsigned thread = computed_late(threadIdx.x);
-    const element* from = tile + thread * 8;
-    const unsigned to_smem = tile_smem + swizzled<CHUNKS>(thread / CHUNKS, thread % CHUNKS);
-#pragma unroll
-    for (int row = 0; row < rows; row += COPY_ROWS) cp_async_16(to_smem + row * ROW_BYTES, from + row * HEAD_DIM);
-}
-
-// Copy a tile of which only `rows_left` rows exist; the rest become zeros, since 0 * P must be 0 whatever lies there.
-template <int rows>
-__device__ __forceinline__ void copy_ragged(unsigned tile_smem, const element* tile, int rows_left) {
-    copy_edge_tile<rows, CHUNKS, THREADS>(tile_smem, tile, HEAD_DIM, 0, threadIdx.x,
-                                          [=](int row) { return row < rows_left ? HEAD_DIM : 0; });
-}
+using Rows = HeadRows<T, HEAD_DIM>;
 
 // What a warp keeps in registers from one KV block to the next.
 struct State {
@@ -85,9 +64,10 @@ using QFragments = unsigned[HEAD_DIM / 16][M_TILES][4];
 // the 16-column slice goes into the swizzle by XOR, and the rest is the same for the whole warp. Padded rows have no
 // swizzle to go into, and offsets in which a slice must be added.
 __device__ __forceinline__ unsigned fragment_address(unsigned tile_smem, unsigned lane_part, int row, int slice) {
-    const unsigned within = slice % 4 * 32;
+    constexpr int slices = PANEL / 2;
+    const unsigned within = slice % slices * 32;
     const unsigned sliced = LAYOUT == LAYOUT_PAD ? lane_part + within : lane_part ^ within;
-    return tile_smem + sliced + slice / 4 * 128 + row * ROW_BYTES;
+    return tile_smem + sliced + slice / slices * PANEL * 16 + row * ROW_BYTES;
 }
 
 __device__ __forceinline__ void load_q(unsigned (&q)[M_TILES][4], unsigned q_smem, unsigned lane_part, int slice) {
@@ -223,7 +203,8 @@ __device__ __forceinline__ void write_lse(const State& state, float* lse, int ro
 }
 
 // Divide once, and hand O through the warp's own rows of the Q tile, so that whole 16-byte chunks leave for HBM.
-__device__ __forceinline__ void write_output(const State& state, unsigned char* smem, element* o, int rows) {
+__device__ __forceinline__ void write_output(const State& state, unsigned char* smem, const Rows<element>& o, int row0,
+                                             int rows) {
     const int lane = threadIdx.x % 32;
     const int warp_row = threadIdx.x / 32 * M_TILES * 16;
 #pragma unroll
@@ -239,30 +220,36 @@ __device__ __forceinline__ void write_output(const State& state, unsigned char* 
                     pack2(state.o[m][d][2 * r] * inverse, state.o[m][d][2 * r + 1] * inverse);
         }
     __syncwarp();
+    element* to = o.at(row0);
 #pragma unroll
     for (int i = 0; i < M_TILES * 16 * CHUNKS / 32; ++i) {
-        const int row = warp_row + i * (32 / CHUNKS) + lane / CHUNKS;
-        const int chunk = lane % CHUNKS;
-        if (row < rows) {
+        const int row = warp_row + i / (CHUNKS / PANEL) * (32 / PANEL) + lane / PANEL;
+        const int chunk = i % (CHUNKS / PANEL) * PANEL + lane % PANEL;
+        if (row < rows && chunk < o.chunks) {
             uint4 value = *reinterpret_cast<const uint4*>(smem + swizzled<CHUNKS>(row, chunk));
-            store_16_streaming(o + row * HEAD_DIM + chunk * 8, value);
+            store_16_streaming(to + row * o.pitch + chunk * 8, value);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    fa2_forward(const element* __restrict__ q,  // (batch, heads, seq_q, HEAD_DIM)
-                const element* __restrict__ k,  // (batch, kv_heads, seq_kv, HEAD_DIM)
-                const element* __restrict__ v,  // (batch, kv_heads, seq_kv, HEAD_DIM)
-                element* __restrict__ o,        // (batch, heads, seq_q, HEAD_DIM)
-#if WRITE_LSE
-                float* __restrict__ lse,        // (batch, heads, seq_q), natural logarithm
-#endif
+    fa2_forward(const element* __restrict__ q,  // (batch, heads, seq_q, d)
+                const element* __restrict__ k,  // (batch, kv_heads, seq_kv, d)
+                const element* __restrict__ v,  // (batch, kv_heads, seq_kv, d)
+                element* __restrict__ o,        // (batch, heads, seq_q, d)
+                float* __restrict__ lse,        // (batch, heads, seq_q), natural logarithm, or null
 #if WRITE_P
                 element* __restrict__ p,        // (batch, heads, seq_q, p_pitch), under each step's running maximum
                 int p_pitch,                    // seq_kv, rounded up to a multiple of BLOCK_KV
 #endif
                 int seq_q, int seq_kv, int all_heads, int heads_per_kv_head,
+#if STRIDED
+                int heads, int head_dim,
+                // Elements from one batch, head and row to the next: multiples of 8, since copies take 16 bytes.
+                long long q_batch, long long q_head, long long q_row, long long k_batch, long long k_head,
+                long long k_row, long long v_batch, long long v_head, long long v_row, long long o_batch,
+                long long o_head, long long o_row,
+#endif
                 float scale_log2) {  // scale * log2(e)
     extern __shared__ __align__(128) unsigned char smem[];
     const int lane = threadIdx.x % 32;
@@ -274,7 +261,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (head >= all_heads) return;  // y is limited to 65,535, so z takes over, and its last layer may be part empty
     const int q_start = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * BLOCK_Q;
     const int q_rows = min(BLOCK_Q, seq_q - q_start);
-    const unsigned first_row = head * seq_q + q_start;  // of Q and O, over all heads
 
     // Row i sees keys up to i + seq_kv - seq_q (bottom-right). Blocks of keys that not even the last row sees are never
     // loaded; blocks that even the first row sees whole need no mask.
@@ -292,7 +278,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const unsigned k_lane = swizzled<CHUNKS>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const unsigned warp_q_smem = q_smem + warp * M_TILES * 16 * ROW_BYTES;
 
-    copy_ragged<BLOCK_Q>(q_smem, at_row(q, first_row), q_rows);
+    const int kv_head = uniform(head / heads_per_kv_head);
+    // The rows of a head are worked out where they are used: kept, they would take registers that the products need.
+#if STRIDED
+    const int batch = uniform(head / heads);
+    const int head_in_batch = head - batch * heads;
+    const int kv_in_batch = kv_head - batch * (heads / heads_per_kv_head);
+    auto q_of_head = [&] { return strided_rows(q, batch, q_batch, head_in_batch, q_head, q_row, head_dim); };
+    auto k_of_head = [&] { return strided_rows(k, batch, k_batch, kv_in_batch, k_head, k_row, head_dim); };
+    auto v_of_head = [&] { return strided_rows(v, batch, v_batch, kv_in_batch, v_head, v_row, head_dim); };
+    auto o_of_head = [&] { return strided_rows(o, batch, o_batch, head_in_batch, o_head, o_row, head_dim); };
+    // Chunks past d are never copied, so the tiles that whole blocks go to first must be zero there.
+    copy_ragged<KV_STAGES * BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_STAGES * KV_BYTES, k_of_head(), 0, 0);
+#else
+    const unsigned first_row = head * seq_q, first_key = kv_head * seq_kv;  // over all heads
+    auto q_of_head = [&] { return Rows<const element>{q, first_row}; };
+    auto k_of_head = [&] { return Rows<const element>{k, first_key}; };
+    auto v_of_head = [&] { return Rows<const element>{v, first_key}; };
+    auto o_of_head = [&] { return Rows<element>{o, static_cast<unsigned>(computed_late(head) * seq_q)}; };
+#endif
+    copy_ragged<BLOCK_Q, CHUNKS, THREADS>(q_smem, q_of_head(), q_start, seq_q);
 
     State state;
 #pragma unroll
@@ -304,13 +309,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     }
 
     // The rightmost block goes first, and it alone may be ragged.
-    const int kv_head = uniform(head / heads_per_kv_head);
-    const unsigned first_key = kv_head * seq_kv;  // row of K and V, over all heads
     if (kv_blocks > 0) {
-        const unsigned kv_row = first_key + (kv_blocks - 1) * BLOCK_KV;
-        const int keys_left = seq_kv - (kv_blocks - 1) * BLOCK_KV;
-        copy_ragged<BLOCK_KV>(kv_smem, at_row(k, kv_row), keys_left);
-        if (KV_STAGES == 2) copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row), keys_left);
+        const int row = (kv_blocks - 1) * BLOCK_KV;
+        copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem, k_of_head(), row, seq_kv);
+        if (KV_STAGES == 2) copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
     }
     cp_async_commit();
 
@@ -327,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     auto step = [&](auto tag, int kv_block) {
         constexpr bool masked = decltype(tag)::value;
         const int block = computed_late(kv_block);  // what derives from it would otherwise become further counters
-        const unsigned kv_row = first_key + block * BLOCK_KV;
+        const int row = block * BLOCK_KV;
         Scores s_rmem = {};
         cp_async_wait<0>();
         __syncthreads();  // everyone's copies have landed, and everyone has left the previous block's V
@@ -336,23 +338,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             // that one's exponentials meet another's products.
             if (block > 0) {
                 const unsigned next_smem = kv_smem + (stage ^ 2 * KV_BYTES);
-                copy_rows<BLOCK_KV>(next_smem, at_row(k, kv_row - BLOCK_KV));
-                copy_rows<BLOCK_KV>(next_smem + KV_BYTES, at_row(v, kv_row - BLOCK_KV));
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(next_smem, k_of_head(), row - BLOCK_KV);
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(next_smem + KV_BYTES, v_of_head(), row - BLOCK_KV);
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem + stage, qv_lane, k_lane);
         } else {
             // One buffer each: V lands behind Q K^T, the next K behind the softmax and P V.
             if constexpr (masked) {
-                copy_ragged<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row), seq_kv - block * BLOCK_KV);
+                copy_ragged<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row, seq_kv);
             } else {
-                copy_rows<BLOCK_KV>(kv_smem + KV_BYTES, at_row(v, kv_row));
+                copy_rows<BLOCK_KV, CHUNKS, THREADS>(kv_smem + KV_BYTES, v_of_head(), row);
             }
             cp_async_commit();
             scores(s_rmem, warp_q_smem, q_rmem, kv_smem, qv_lane, k_lane);
             cp_async_wait<0>();
             __syncthreads();  // V is there for all, and K is no longer read
-            if (block > 0) copy_rows<BLOCK_KV>(kv_smem, at_row(k, kv_row - BLOCK_KV));
+            if (block > 0) copy_rows<BLOCK_KV, CHUNKS, THREADS>(kv_smem, k_of_head(), row - BLOCK_KV);
             cp_async_commit();
         }
         if (masked) mask(s_rmem, (CAUSAL ? diagonal : seq_kv) - block * BLOCK_KV);
@@ -361,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                                      [&](int m, int n, int r, unsigned pair) {
 #if WRITE_P
             const int row = (warp * M_TILES + m) * 16 + r * 8 + lane / 4;
-            element* to = p + static_cast<unsigned long long>(first_row + row) * p_pitch + block * BLOCK_KV;
+            element* to = p + (static_cast<long long>(head) * seq_q + q_start + row) * p_pitch + block * BLOCK_KV;
             if (row < q_rows) *reinterpret_cast<unsigned*>(to + n * 8 + lane % 4 * 2) = pair;
 #endif
         });
@@ -386,8 +388,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // A block with no keys at all gets here while Q, which O is about to overwrite, may still be on its way.
     cp_async_wait<0>();
     __syncthreads();
-    write_output(state, smem, at_row(o, first_row), q_rows);
-#if WRITE_LSE
-    write_lse(state, lse + first_row, q_rows);
-#endif
+    write_output(state, smem, o_of_head(), q_start, q_rows);
+    if (lse != nullptr) write_lse(state, lse + head * static_cast<long long>(seq_q) + q_start, q_rows);
 }

@@ -148,11 +148,22 @@ def is_causal(plan: LaunchPlan) -> bool:
     return isinstance(argument, Scalar) and bool(argument.value)
 
 
+def scale_of(plan: LaunchPlan) -> float:
+    """The softmax scale: the fake kernel's only scalar. Real kernels' arguments are not known: the usual scale."""
+    launch = plan.launches[0]
+    last = launch.args[-1]
+    if launch.entry == "attention" and isinstance(last, Scalar):
+        return last.value
+    return plan.tensor("q").shape[-1] ** -0.5
+
+
 def attend(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
     """Attention as a kernel that rounds P and O computes it: what ``FakeExecutor`` does unless told otherwise."""
     dtype = plan.tensor("q").dtype
     q, k, v = (decode(memory[name], dtype) for name in ("q", "k", "v"))
-    o, lse = attention_rounded(q, k, v, causal=is_causal(plan), rounds=("p", "o"), dtype=dtype, normalised_p=False)
+    o, lse = attention_rounded(
+        q, k, v, causal=is_causal(plan), scale=scale_of(plan), rounds=("p", "o"), dtype=dtype, normalised_p=False
+    )
     outputs: Arrays = {"o": encode(o, dtype)}
     if any(tensor.name == "lse" for tensor in plan.tensors):
         outputs["lse"] = lse.astype(np.float32)
@@ -267,7 +278,7 @@ def fake_plan(file: Path, workload: Workload) -> LaunchPlan:
         grid=(-(-w.seq_q // 64), w.heads, w.batch),
         block=(128, 1, 1),
         smem_bytes=49152,
-        args=tuple(Pointer(tensor.name) for tensor in tensors),
+        args=(*(Pointer(tensor.name) for tensor in tensors), Scalar("f32", w.scale)),
     )
     return LaunchPlan(tensors, (launch,))
 

@@ -181,7 +181,8 @@ def _workloads(spec: KernelSpec) -> Iterator[Workload]:
         return
     # Queries, keys and KV heads; the last three are for kernels that pack the queries of a group into one tile.
     shapes = ((64, 64, 8), (1024, 1024, 8), (40_000, 40_000, 8), (1, 40_000, 8), (8, 40_000, 2), (16, 40_000, 2))
-    choices = product(shapes, (64, 128, 256), (Dtype.FP16, Dtype.BF16), (False, True))
+    head_dims = (32, 40, 64, 96, 120, 128, 192, 248, 256)
+    choices = product(shapes, head_dims, (Dtype.FP16, Dtype.BF16), (False, True))
     for (seq_q, seq_kv, kv_heads), head_dim, dtype, causal in choices:
         yield Workload.of(
             seq_q,

@@ -84,24 +84,39 @@ _SMALL = (
     _Shape(17, 1000),  # more keys than any kernel keeps on chip at a time
 )
 
+# Head dims that fill no tile, or tiles of their own, with each width's narrowest and widest.
+_OTHER_HEAD_DIMS = (8, 32, 40, 72, 80, 96, 104, 120, 136, 160, 192, 200, 248, 256)
+_FOR_OTHERS = (_Shape(200, 200, heads=4, kv_heads=2), _Shape(65, 129, batch=2), _Shape(257, 129))
+# A scale that is not 1/sqrt(d): scores of standard deviation 5 to 9.
+_OWN_SCALE = 0.75
+
 
 def full_set() -> Iterator[NumericsCase]:
-    """Every shape with both types and masks, and two head dims or three: for a GPU, some seconds a kernel."""
+    """Every shape with both types and masks, two head dims or three, some with all: for a GPU, seconds a kernel."""
     for shape, dtype, head_dim, causal in product(_FULL + _DECODE, (Dtype.FP16, Dtype.BF16), (64, 128), (False, True)):
         yield _case(shape, dtype, head_dim, causal)
     for shape, dtype, causal in product(_DECODE, (Dtype.FP16, Dtype.BF16), (False, True)):
         yield _case(shape, dtype, 256, causal)
+    for shape, dtype, head_dim, causal in product(
+        _FOR_OTHERS, (Dtype.FP16, Dtype.BF16), _OTHER_HEAD_DIMS, (False, True)
+    ):
+        yield _case(shape, dtype, head_dim, causal)
+    for dtype, causal in product((Dtype.FP16, Dtype.BF16), (False, True)):
+        yield _case(_FOR_OTHERS[1], dtype, 64, causal, _OWN_SCALE)
 
 
 def small_set() -> Iterator[NumericsCase]:
-    """Every small shape with both masks, each with another type, the head dims taking turns: for the emulator."""
+    """Every small shape with both masks, types and head dims taking turns, a few with others: for the emulator."""
     for index, shape in enumerate(_SMALL):
         for causal in (False, True):
             dtype = (Dtype.FP16, Dtype.BF16)[(index + causal) % 2]
             yield _case(shape, dtype, (64, 128)[(index // 2 + causal) % 2], causal)
+    for index, head_dim in enumerate((40, 96, 160, 256)):
+        yield _case(_Shape(70, 100), (Dtype.FP16, Dtype.BF16)[index % 2], head_dim, index // 2 == 1)
+    yield _case(_Shape(17, 17, batch=2), Dtype.FP16, 64, True, _OWN_SCALE)
 
 
-def _case(shape: _Shape, dtype: Dtype, head_dim: int, causal: bool) -> NumericsCase:
+def _case(shape: _Shape, dtype: Dtype, head_dim: int, causal: bool, softmax_scale: float | None = None) -> NumericsCase:
     workload = Workload.of(
         shape.seq_q,
         seq_kv=shape.seq_kv,
@@ -111,5 +126,6 @@ def _case(shape: _Shape, dtype: Dtype, head_dim: int, causal: bool) -> NumericsC
         head_dim=head_dim,
         dtype=dtype,
         causal=causal,
+        softmax_scale=softmax_scale,
     )
     return NumericsCase(workload, shape.distribution)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from attnprof.cli import values
 from attnprof.report import units
-from attnprof.report.workload import matrices
+from attnprof.report.workload import matrices, own_scale
 
 if TYPE_CHECKING:
     from attnprof.model.ceilings import Ceilings, Source
@@ -115,6 +115,8 @@ def workload_line(rows: Sequence[dict[str, object]]) -> str:
     if len(kv_heads) == 1:
         heads, shared = kv_heads.pop()
         parts.insert(2, f"{heads} heads" if heads == shared else f"{heads} heads, {shared} KV heads")
+    if own_scale(rows):
+        parts += [f"scale {scale:g}" for scale in dict.fromkeys(row["scale"] for row in rows)]
     return labelled("Workload", " · ".join(parts))
 
 

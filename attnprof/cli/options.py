@@ -40,6 +40,10 @@ KvHeads = Annotated[
 HeadDim = Annotated[
     list[str] | None, typer.Option("--head-dim", metavar="N", help="Head dimension; comma lists.  [default: 128]")
 ]
+Scale = Annotated[
+    str | None,
+    typer.Option("--scale", metavar="X", help="Factor of the scores before the softmax.  [default: 1/sqrt(head dim)]"),
+]
 DtypeNames = Annotated[
     list[str] | None, typer.Option("--dtype", metavar="fp16|bf16", help="Element type; comma lists.  [default: fp16]")
 ]
@@ -96,6 +100,7 @@ class WorkloadOptions:
     direction: str
     rows: Sequence[str] | None = None
     cols: Sequence[str] | None = None
+    scale: str | None = None
 
     def sweep(
         self, kernel_names: Sequence[str] | None, variants: Sequence[str] | None = None
@@ -140,6 +145,8 @@ class WorkloadOptions:
             )
         if self.causal:
             raise UsageError("softmax kernels take no causal mask", "leave out --causal")
+        if self.scale is not None:
+            raise UsageError("softmax kernels take no scale", "leave out --scale")
         if self.cols is None:
             raise UsageError("--rows needs --cols", "for example: --cols 4096 --rows 1024")
         columns = values.counts(self.cols, "--cols", largest=values.MAX_LENGTH, example="4096")
@@ -158,7 +165,7 @@ class WorkloadOptions:
             UsageError: a value that is not allowed.
         """
         from attnprof.model.dtypes import Dtype
-        from attnprof.model.workload import Pass, Workload
+        from attnprof.model.workload import SCALE_MAX, SCALE_MIN, Pass, Workload
 
         lengths = values.counts(self.seq or [default_seq], "--seq", largest=values.MAX_LENGTH, example="4096")
         kv_lengths = values.counts(self.kv_seq or [], "--kv-seq", largest=values.MAX_LENGTH, example="4096")
@@ -173,6 +180,9 @@ class WorkloadOptions:
         head_dims = values.counts(self.head_dim or ["128"], "--head-dim", example="128")
         dtypes = values.choices(self.dtype or ["fp16"], "--dtype", [str(dtype) for dtype in Dtype])
         direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
+        scale = None
+        if self.scale is not None:
+            scale = values.number(self.scale, "--scale", smallest=SCALE_MIN, largest=SCALE_MAX, example="0.125")
         combinations = len(lengths) * max(len(kv_lengths), 1) * len(head_dims) * len(dtypes)
         _check_sweep(combinations, "--seq 1k:32k:x2")
         return tuple(
@@ -186,6 +196,7 @@ class WorkloadOptions:
                 dtype=Dtype(dtype),
                 causal=self.causal,
                 direction=direction,
+                softmax_scale=scale,
             )
             for dtype, head_dim, seq_q, seq_kv in itertools.product(dtypes, head_dims, lengths, kv_lengths or (0,))
         )

@@ -101,6 +101,23 @@ def seconds(text: str, option: str, *, example: str = "0.5") -> float:
     return value
 
 
+def number(text: str, option: str, *, smallest: float, largest: float, example: str) -> float:
+    """A decimal number with a dot, such as 0.125 or 1e-3.
+
+    Raises:
+        UsageError: anything else, a decimal comma named as such; outside ``smallest`` to ``largest``.
+    """
+    if not re.fullmatch(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip(), re.IGNORECASE):
+        comma = "; decimals take a dot, not a comma" if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text.strip()) else ""
+        raise UsageError(f"{option} {text!r} is not a number{comma}", f"for example: {option} {example}")
+    value = float(text)
+    if not smallest <= value <= largest:
+        raise UsageError(
+            f"{option} {text} must lie between {smallest:g} and {largest:g}", f"for example: {option} {example}"
+        )
+    return value
+
+
 def whole(text: str, option: str, *, example: str = "0") -> int:
     """A whole number from 0 to 2^63 − 1."""
     if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or int(text) >= 2**63:

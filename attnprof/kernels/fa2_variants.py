@@ -20,8 +20,17 @@ from attnprof.model.workload import Workload
 
 (BASE,) = fa2.SPECS
 
+# Enough to show what a variant costs.
+HEAD_DIMS = (64, 128)
+
 # 16 rows a warp: the scores of 32 rows and 256 keys would be 256 registers a thread. One stage: two would need 272 KiB.
 OVERSIZED = Tiles(head_dim=128, block_q=64, block_kv=256, kv_stages=1, blocks_per_sm=1)
+
+
+def _unsupported(workload: Workload) -> str | None:
+    if workload.head_dim not in HEAD_DIMS:
+        return f"variants of fa2 take head dim {' or '.join(map(str, HEAD_DIMS))}, not {workload.head_dim}"
+    return fa2.unsupported(workload)
 
 
 def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
@@ -29,7 +38,7 @@ def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
         return fa2.tiles_for(workload.head_dim, device, layout)
 
     def demand(workload: Workload, device: DeviceSpec) -> Demand:
-        if fa2.unsupported(workload) is not None:
+        if _unsupported(workload) is not None:
             return fa2.demand(workload, device)
         return fa2.demand_with(workload, tiles(workload, device))
 
@@ -41,21 +50,22 @@ def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
 
     def builds(device: DeviceSpec) -> tuple[Build, ...]:
         return tuple(
-            fa2.tiles_for(head_dim, device, layout).build(dtype, causal=causal, lse=lse)
-            for head_dim, dtype, causal, lse in product(fa2.CHOICES, fa2.DTYPES, (False, True), (False, True))
+            fa2.tiles_for(head_dim, device, layout).build(dtype, causal=causal)
+            for head_dim, dtype, causal in product(HEAD_DIMS, fa2.DTYPES, (False, True))
         )
 
     return _variant(layout, title=title, idea=idea, demand=demand, plan=plan, plan_lse=plan_lse, builds=builds)
 
 
 def _variant(name: str, **changes: object) -> KernelSpec:
-    return replace(BASE, name=f"{BASE.name}[{name}]", variants=lambda: (), **changes)  # type: ignore[arg-type]
+    shared = {"name": f"{BASE.name}[{name}]", "variants": lambda: (), "unsupported": _unsupported}
+    return replace(BASE, **(shared | changes))  # type: ignore[arg-type]
 
 
 def _demand_with_p(workload: Workload, device: DeviceSpec) -> Demand:
     """That of ``fa2``, and P: the allowed pairs in the ledger, the whole rectangle in memory."""
     base = fa2.demand(workload, device)
-    if fa2.unsupported(workload) is not None:
+    if _unsupported(workload) is not None:
         return base
     (stage,) = base.stages
     line = LedgerLine(stage.name, "P", "write", workload.pairs * workload.dtype.itemsize)
@@ -75,7 +85,7 @@ def _plan_with_p(workload: Workload, device: DeviceSpec) -> LaunchPlan:
 def _builds_with_p(device: DeviceSpec) -> tuple[Build, ...]:
     return tuple(
         fa2.tiles_for(head_dim, device).build(dtype, causal=causal, p=True)
-        for head_dim, dtype, causal in product(fa2.CHOICES, fa2.DTYPES, (False, True))
+        for head_dim, dtype, causal in product(HEAD_DIMS, fa2.DTYPES, (False, True))
     )
 
 

@@ -161,6 +161,7 @@ def workload_fields(workload: Workload) -> dict[str, object]:
         "seq_q": workload.seq_q,
         "seq_kv": workload.seq_kv,
         "head_dim": workload.head_dim,
+        "scale": workload.scale,
         "dtype": str(workload.dtype),
         "causal": workload.causal,
         "pass": str(workload.direction),

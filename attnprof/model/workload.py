@@ -17,16 +17,22 @@ class Pass(StrEnum):
     BWD = "bwd"
 
 
+# Scales outside these are not meant, and their products with scores would leave the range of fp32.
+SCALE_MIN, SCALE_MAX = 1e-30, 1e30
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One attention call: O = softmax(scale · Q Kᵀ + mask) V.
 
     Shapes: Q and O are (batch, heads, seq_q, head_dim); K and V are (batch, kv_heads, seq_kv, head_dim), row-major.
     ``kv_heads`` divides ``heads`` (grouped-query attention). A causal mask is bottom-right aligned: query i sees the
-    keys j ≤ i + seq_kv − seq_q, so the last query sees every key. :meth:`of` fills in the usual defaults.
+    keys j ≤ i + seq_kv − seq_q, so the last query sees every key. ``softmax_scale`` is the scale where it is not the
+    usual one, see `scale`. :meth:`of` fills in the usual defaults.
 
     Raises:
-        UsageError: a size is not a positive integer, or kv_heads does not divide heads.
+        UsageError: a size is not a positive integer, kv_heads does not divide heads, or the scale is not a positive
+            number from 1e-30 to 1e30.
     """
 
     seq_q: int
@@ -38,6 +44,7 @@ class Workload:
     dtype: Dtype = Dtype.FP16
     causal: bool = False
     direction: Pass = Pass.FWD
+    softmax_scale: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("seq_q", "seq_kv", "batch", "heads", "kv_heads", "head_dim"):
@@ -48,6 +55,11 @@ class Workload:
             divisors = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
             raise UsageError(
                 f"kv_heads {self.kv_heads} does not divide heads {self.heads}", f"choose one of {divisors}"
+            )
+        if self.softmax_scale is not None and not SCALE_MIN <= self.softmax_scale <= SCALE_MAX:
+            raise UsageError(
+                f"the scale is {self.softmax_scale!r}; it must lie between {SCALE_MIN} and {SCALE_MAX}",
+                f"1/sqrt(head_dim) is {1.0 / math.sqrt(self.head_dim):.6g}",
             )
 
     @classmethod
@@ -63,6 +75,7 @@ class Workload:
         dtype: Dtype = Dtype.FP16,
         causal: bool = False,
         direction: Pass = Pass.FWD,
+        softmax_scale: float | None = None,
     ) -> Workload:
         """A workload with the command line's defaults: as many keys as queries, as many KV heads as heads."""
         return cls(
@@ -75,12 +88,13 @@ class Workload:
             dtype=dtype,
             causal=causal,
             direction=direction,
+            softmax_scale=softmax_scale,
         )
 
     @property
     def scale(self) -> float:
-        """The softmax scale 1/sqrt(head_dim)."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """What the scores are multiplied by: 1/sqrt(head_dim) unless the workload has a scale of its own."""
+        return 1.0 / math.sqrt(self.head_dim) if self.softmax_scale is None else self.softmax_scale
 
     @property
     def q_elements(self) -> int:
@@ -130,4 +144,5 @@ class Workload:
         seq = f"s{self.seq_q}" if self.seq_q == self.seq_kv else f"q{self.seq_q}/kv{self.seq_kv}"
         mask = " causal" if self.causal else ""
         backward = " bwd" if self.direction is Pass.BWD else ""
-        return f"b{self.batch} {heads} {seq} d{self.head_dim} {self.dtype}{mask}{backward}"
+        scale = "" if self.softmax_scale is None else f" scale {self.softmax_scale:g}"
+        return f"b{self.batch} {heads} {seq} d{self.head_dim} {self.dtype}{mask}{backward}{scale}"

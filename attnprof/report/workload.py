@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from attnprof.report import units
@@ -11,6 +12,11 @@ from attnprof.report.document import Column, Row
 def matrices(rows: Sequence[Row]) -> bool:
     """Whether all rows are about the softmax of a matrix, which has rows and columns rather than queries and keys."""
     return bool(rows) and all(row.get("operation") == "softmax" and row["batch"] == row["heads"] == 1 for row in rows)
+
+
+def own_scale(rows: Sequence[Row]) -> bool:
+    """Whether some row has a softmax scale other than 1/sqrt(d)."""
+    return any("scale" in row and row["scale"] != 1.0 / math.sqrt(row["head_dim"]) for row in rows)
 
 
 WORKLOAD: tuple[Column, ...] = (
@@ -27,6 +33,13 @@ WORKLOAD: tuple[Column, ...] = (
     Column("heads", "Heads", "query heads", show="varies"),
     Column("kv_heads", "KV heads", "KV heads", show="varies"),
     Column("head_dim", "d", "head dimension", show="varies"),
+    Column(
+        "scale",
+        "Scale",
+        "softmax scale; shown where several are not 1/sqrt(d)",
+        lambda value: f"{value:g}",
+        show=lambda rows: own_scale(rows) and len({row["scale"] for row in rows}) > 1,
+    ),
     Column("dtype", "Type", "element type", align="left", show="varies"),
     Column("causal", "Causal", "causal mask, aligned to the last key", units.yes_no, align="left", show="varies"),
     Column("pass", "Pass", "fwd or bwd", align="left", show="varies"),

@@ -18,12 +18,13 @@ constexpr int pitch_chunks = chunks + (LAYOUT == LAYOUT_PAD ? 1 : 0);
 
 // Byte offset of a chunk in a tile whose rows are `chunks` chunks long. Eight rows at one logical chunk, which is what
 // ldmatrix reads, must fall into eight different 16-byte columns of the 128-byte bank line: so the chunk index is XORed
-// with the number of the bank line that the row lies in (rows of 4 chunks share a line in pairs).
+// with the number of the bank line that the row lies in. Rows of an odd multiple of 4 chunks start in the middle of a
+// line every other time: two rows share a number, and it goes into the low two bits only.
 template <int chunks>
 __device__ __forceinline__ unsigned swizzled(int row, int chunk) {
-    static_assert(chunks == 4 || chunks % 8 == 0, "a tile row is 64 bytes or a multiple of 128 bytes");
-    constexpr int rows_per_line = chunks < 8 ? 8 / chunks : 1;
-    constexpr int columns = chunks < 8 ? chunks : 8;
+    static_assert(chunks % 4 == 0, "a tile row is a multiple of 64 bytes");
+    constexpr int rows_per_line = chunks % 8 == 0 ? 1 : 2;
+    constexpr int columns = chunks % 8 == 0 ? 8 : 4;
     const int column = LAYOUT == LAYOUT_SWIZZLE ? chunk ^ (row / rows_per_line % columns) : chunk;
     return (row * pitch_chunks<chunks> + column) * 16;
 }

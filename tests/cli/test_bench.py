@@ -132,6 +132,13 @@ def test_the_json_of_a_row(bench: Callable[..., Result]) -> None:
     assert matmul["value"] == pytest.approx(750e12)
 
 
+def test_a_scale_of_its_own_is_said(bench: Callable[..., Result]) -> None:
+    result = bench(Device(), "--seq", "1k", "--scale", "0.5")
+    assert "scale 0.5" in result.out
+    rows = json.loads(bench(Device(), "--seq", "1k", "--scale", "0.5", "--json").out)["rows"]
+    assert {row["scale"] for row in rows} == {0.5}
+
+
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_every_width_is_whole(bench: Callable[..., Result], width: int) -> None:
     out = bench(device(), "--seq", "128", "--peer", "torch-flash", COLUMNS=str(width)).out

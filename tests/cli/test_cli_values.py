@@ -17,6 +17,11 @@ def lengths(*texts: str) -> tuple[int, ...]:
     return values.counts(texts, "--seq", largest=values.MAX_LENGTH, example="4096")
 
 
+def scale(text: str) -> float:
+    (workload,) = options(seq=["1k"], scale=text).workloads()
+    return workload.scale
+
+
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
@@ -61,6 +66,12 @@ def test_lengths(texts: list[str], expected: tuple[int, ...]) -> None:
         (lambda: lengths("1:1g:+1"), "more than 10,000 values", "larger step"),
         (lambda: values.choice("fp8", "--dtype", ("fp16", "bf16")), "'fp8' is not known", "choose from fp16, bf16"),
         (lambda: values.seconds("0,125", "--min-time"), "a dot, not a comma", "--min-time 0.5"),
+        (lambda: scale("0,125"), "a dot, not a comma", "--scale 0.125"),
+        (lambda: scale("0x1p-3"), "not a number", "--scale 0.125"),
+        (lambda: scale("inf"), "not a number", "--scale 0.125"),
+        (lambda: scale("0"), "between 1e-30 and 1e+30", "--scale 0.125"),
+        (lambda: scale("-1"), "between 1e-30 and 1e+30", "--scale 0.125"),
+        (lambda: scale(""), "not a number", "--scale 0.125"),
         (lambda: values.seconds("0", "--min-time"), "must be above 0", "--min-time 0.5"),
         (lambda: values.seconds("inf", "--min-time"), "not a time in seconds", "--min-time 0.5"),
         (lambda: values.seconds("1e-3", "--min-time"), "not a time in seconds", "--min-time 0.5"),
@@ -72,6 +83,19 @@ def test_refusals_say_what_was_wrong_and_what_to_type(call: Callable[[], Any], s
     assert says in caught.value.message
     assert hints in (caught.value.hint or "")
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.125", 0.125), (".5", 0.5), ("1", 1.0), (" 1e-3 ", 0.001), ("2E2", 200.0)]
+)
+def test_scales_are_plain_numbers(text: str, value: float) -> None:
+    assert scale(text) == value
+    assert {w.scale for w in options(seq=["1k,2k"], scale=text).workloads()} == {value}
+
+
+def test_softmax_kernels_take_no_scale() -> None:
+    with pytest.raises(UsageError, match="take no scale"):
+        options(cols=["1k"], scale="0.5").sweep(["softmax-fused"])
 
 
 def test_times_take_seconds_or_milliseconds() -> None:

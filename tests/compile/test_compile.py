@@ -65,7 +65,7 @@ def launches(spec: KernelSpec, arch: str) -> tuple[Launch, ...]:
     choices = product(
         LENGTHS + CACHES,
         (1, 8),
-        (32, 40, 64, 80, 96, 128, 160, 192, 256, 512),
+        (32, 40, 64, 80, 96, 120, 128, 160, 192, 248, 256, 512),
         (Dtype.FP16, Dtype.BF16, Dtype.FP32),
         (False, True),
     )

@@ -177,8 +177,14 @@ MUTANTS = (
     Mutant(
         "fa2",
         "half of d unwritten",
-        "if (row < rows) {",
+        "if (row < rows && chunk < o.chunks) {",
         "if (row < rows && chunk < CHUNKS / 2) {",
+    ),
+    Mutant(
+        "fa2",
+        "written past d",
+        "if (row < rows && chunk < o.chunks) {",
+        "if (row < rows && chunk < CHUNKS) {",
     ),
     Mutant(
         "fa2",

@@ -31,6 +31,7 @@ def bench(
     head_dim: options.HeadDim = None,
     dtype: options.DtypeNames = None,
     causal: options.Causal = False,
+    scale: options.Scale = None,
     direction: options.PassName = "fwd",
     rows: options.Rows = None,
     cols: options.Cols = None,
@@ -72,7 +73,7 @@ def bench(
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
     specs, workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
+        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale
     ).sweep(kernel, variant)
     peer_names = backends.check_peers(peer or [])
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:

@@ -48,6 +48,7 @@ def telling_case(mutant: Mutant) -> NumericsCase:
         "mask top-left": NumericsCase(Workload.of(5, seq_kv=2, heads=2, head_dim=64, causal=True)),
         "wrong KV head": NumericsCase(Workload.of(16, heads=4, kv_heads=2, head_dim=64)),
         "half of d unwritten": NumericsCase(Workload.of(16, heads=2, head_dim=64)),
+        "written past d": NumericsCase(Workload.of(17, heads=2, head_dim=40)),
         "no max subtraction": NumericsCase(Workload.of(16, heads=2, head_dim=64), Distribution.LARGE_LOGITS),
         # More than the 640 keys that fa1 keeps at a time, and than the 80 that it works on.
         "earlier steps not weighted": NumericsCase(Workload.of(17, seq_kv=700, heads=2, head_dim=64)),

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from attnprof.compiler.compiler import Compiler
@@ -40,7 +41,7 @@ WORKLOADS = [
     for (seq_q, seq_kv), kv_heads, head_dim, causal in product(
         [(1, 1), (1, 4096), (128, 4096), (4096, 128), (257, 129), (1000, 1000), (8192, 8192)],
         [2, 6],
-        [64, 128],
+        [64, 128, 200],
         [False, True],
     )
 ]
@@ -73,7 +74,7 @@ def test_the_ledger_of_the_issue() -> None:
     assert asked.intermediate_bytes == 0
 
 
-@pytest.mark.parametrize("head_dim", [40, 256])
+@pytest.mark.parametrize("head_dim", [63, 264])
 @pytest.mark.parametrize("direction", list(Pass))
 def test_demand_covers_what_the_kernel_does_not(head_dim: int, direction: Pass) -> None:
     workload = Workload.of(512, head_dim=head_dim, direction=direction)
@@ -92,8 +93,9 @@ def test_causal_blocks_start_longest_first() -> None:
     [
         (Workload.of(64, direction=Pass.BWD), "forward"),
         (Workload.of(64, dtype=Dtype.FP32), "fp16 or bf16"),
-        (Workload.of(64, head_dim=63), "64 or 128"),
-        (Workload.of(64, head_dim=256), "64 or 128"),
+        (Workload.of(64, head_dim=63), "multiples of 8 up to 256, not 63"),
+        (Workload.of(64, head_dim=4), "multiples of 8 up to 256, not 4"),
+        (Workload.of(64, head_dim=264), "multiples of 8 up to 256, not 264"),
         (Workload.of(2**30 + 1, heads=1), "1073741824"),
         (Workload.of(2**26, heads=33), "2147483648 rows"),
         (Workload.of(1, seq_kv=2**26, heads=33), "2147483648 rows"),
@@ -142,17 +144,67 @@ def test_arguments_are_those_of_the_entry_point() -> None:
     ]
     assert scalars[-1].kind == "f32"
     assert math.isclose(2 ** scalars[-1].value, math.exp(1 / math.sqrt(64)))
+    # Without a log-sum-exp its pointer is null, as wide as the others.
+    (launch,) = plan(workload, H200).launches
+    assert launch.args[4] == Scalar("i64", 0)
+
+
+@pytest.mark.parametrize(
+    ("axes", "q_strides", "k_strides"),
+    [
+        ("bhsd", (6 * 100 * 72, 100 * 72, 72), (3 * 130 * 72, 130 * 72, 72)),
+        ("bshd", (6 * 100 * 72, 72, 6 * 72), (3 * 130 * 72, 72, 3 * 72)),
+    ],
+)
+def test_strides_are_those_of_the_axes(axes: fa2.Axes, q_strides: tuple[int, ...], k_strides: tuple[int, ...]) -> None:
+    workload = Workload.of(100, seq_kv=130, batch=2, heads=6, kv_heads=3, head_dim=72)
+    a_plan = plan_with(workload, tiles_for(72, H200), axes=axes)
+    (launch,) = a_plan.launches
+    strides = [argument.value for argument in launch.args if isinstance(argument, Scalar) and argument.kind == "i64"]
+    assert strides[1:] == [*q_strides, *k_strides, *k_strides, *q_strides]  # after the null pointer
+    assert a_plan.footprint_bytes == plan(workload, H200).footprint_bytes
+
+
+def test_a_scale_of_its_own_reaches_the_kernel() -> None:
+    (launch,) = plan(Workload.of(100, softmax_scale=0.5), H200).launches
+    (scale_log2,) = (
+        argument.value for argument in launch.args if isinstance(argument, Scalar) and argument.kind == "f32"
+    )
+    assert math.isclose(2**scale_log2, math.exp(0.5))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "width"),
+    [
+        (8, 32),
+        (32, 32),
+        (40, 64),
+        (64, 64),
+        (72, 96),
+        (96, 96),
+        (104, 128),
+        (128, 128),
+        (136, 192),
+        (200, 256),
+        (256, 256),
+    ],
+)
+def test_a_head_dim_gets_the_narrowest_tiles_that_hold_it(head_dim: int, width: int) -> None:
+    assert tiles_for(head_dim, H200).head_dim == width
+    (launch,) = plan(Workload.of(100, head_dim=head_dim), H200).launches
+    assert dict(launch.build.defines)["STRIDED"] == str(int(head_dim not in (64, 128, 256)))
 
 
 @pytest.mark.parametrize("device", [device for device in table() if device.compute_capability >= (8, 0)], ids=str)
 @pytest.mark.parametrize("head_dim", CHOICES)
-def test_two_blocks_fit_an_sm_of_every_gpu(device: DeviceSpec, head_dim: int) -> None:
+def test_as_many_blocks_as_planned_fit_an_sm_of_every_gpu(device: DeviceSpec, head_dim: int) -> None:
     tiles = tiles_for(head_dim, device)
     assert tiles.smem_bytes <= device.smem_per_block_bytes
     found = device.architecture
     assert found is not None
     fitting = occupancy(found, threads=tiles.threads, registers=255, smem_bytes=tiles.smem_bytes)
-    assert fitting.blocks_per_sm >= tiles.blocks_per_sm == 2
+    assert fitting.blocks_per_sm >= tiles.blocks_per_sm
+    assert tiles.blocks_per_sm == 2 or head_dim > 128
 
 
 def test_more_shared_memory_means_larger_tiles() -> None:
@@ -163,7 +215,7 @@ def test_more_shared_memory_means_larger_tiles() -> None:
 
 def test_equal_choices_build_once() -> None:
     assert Tiles(64).build(Dtype.FP16, causal=True) in builds(H200)
-    assert len(set(builds(H200))) == len(builds(H200)) == 16
+    assert len(set(builds(H200))) == len(builds(H200)) == 36
 
 
 EMULATED = [
@@ -175,6 +227,12 @@ EMULATED = [
     (Workload.of(130, heads=2, head_dim=64, causal=True), Distribution.LARGE_LOGITS),
     (Workload.of(70, seq_kv=330, heads=1, head_dim=64), Distribution.DOMINANT_KEY),  # maxima that grow late
     (Workload.of(70, heads=1, head_dim=64), Distribution.TINY),
+    (Workload.of(40, seq_kv=70, heads=2, head_dim=8), Distribution.NORMAL),
+    (Workload.of(65, seq_kv=200, batch=2, heads=2, kv_heads=1, head_dim=72, causal=True), Distribution.NORMAL),
+    (Workload.of(70, seq_kv=130, heads=1, head_dim=160, dtype=Dtype.BF16), Distribution.NORMAL),
+    (Workload.of(70, seq_kv=130, heads=1, head_dim=256, causal=True), Distribution.NORMAL),
+    (Workload.of(5, seq_kv=2, heads=2, head_dim=248, causal=True), Distribution.NORMAL),
+    (Workload.of(40, seq_kv=70, heads=2, head_dim=64, softmax_scale=0.75), Distribution.NORMAL),
 ]
 
 
@@ -188,6 +246,21 @@ def emulate(a_plan: LaunchPlan, workload: Workload, distribution: Distribution) 
         run.launch()
         outputs = {tensor.name: run.read(tensor.name) for tensor in a_plan.tensors if tensor.role == "out"}
     verdict = verify(workload, SPECS[0].rounds, inputs, outputs["o"], outputs.get("lse"))
+    assert verdict.passed, verdict.detail
+
+
+@pytest.mark.parametrize("head_dim", [64, 72])
+def test_emulated_heads_may_lie_inside_the_sequence(head_dim: int) -> None:
+    workload = Workload.of(65, seq_kv=100, batch=2, heads=4, kv_heads=2, head_dim=head_dim, causal=True)
+    a_plan = plan_with(workload, tiles_for(head_dim, H200), lse=True, axes="bshd")
+    inputs = make_inputs(workload)
+    with EmulatorExecutor(Compiler(), H200, mode=Mode.CHECKS).prepare(a_plan) as run:
+        for name, values in inputs.items():
+            run.write(name, np.ascontiguousarray(values.swapaxes(1, 2)))
+        run.poison()
+        run.launch()
+        o, lse = run.read("o").swapaxes(1, 2), run.read("lse")
+    verdict = verify(workload, SPECS[0].rounds, inputs, np.ascontiguousarray(o), lse)
     assert verdict.passed, verdict.detail
 
 
@@ -208,6 +281,8 @@ VARIANTS = {
     "32 keys, rescale always": replace(D64, block_kv=32, rescale_log2=-1.0),
     "for A100": tiles_for(128, A100),
     "for 100 KiB": tiles_for(128, find("L4")),
+    "d 256 for 100 KiB": tiles_for(256, find("L4")),
+    "d 96 for 100 KiB": tiles_for(96, find("L4")),
     "rescale at every new maximum": replace(D128, rescale_log2=0.0, kv_stages=1),
 }
 

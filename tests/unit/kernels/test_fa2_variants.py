@@ -172,4 +172,4 @@ def test_registers_do_not_explain_the_difference(spec: KernelSpec, arch: str, de
     compiler = Compiler()
     for build in spec.builds(device):
         for entry in compiler.compile(build, arch).resources.values():
-            assert entry.spill_store_bytes + entry.spill_load_bytes <= 48, build.defines
+            assert entry.spill_store_bytes + entry.spill_load_bytes <= 128, build.defines

@@ -48,6 +48,20 @@ def test_huge_counts_stay_exact() -> None:
     assert w.flops == 2**74
 
 
+def test_the_scale_is_the_usual_one_unless_given() -> None:
+    assert Workload.of(10, head_dim=64).scale == 0.125
+    own = Workload.of(10, head_dim=64, softmax_scale=0.5)
+    assert own.scale == 0.5
+    assert own.label.endswith(" scale 0.5")
+    assert own != Workload.of(10, head_dim=64)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.125, float("nan"), float("inf"), 1e-40, 1e40])
+def test_a_scale_is_positive_and_within_fp32(value: float) -> None:
+    with pytest.raises(UsageError, match="between 1e-30 and 1e"):
+        Workload.of(10, softmax_scale=value)
+
+
 def test_keys_count_once_a_kv_head() -> None:
     w = Workload.of(10, seq_kv=20, heads=8, kv_heads=2, head_dim=4, batch=3)
     assert w.q_elements == 3 * 8 * 10 * 4
