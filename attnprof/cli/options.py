@@ -133,7 +133,10 @@ class WorkloadOptions:
             )
         if others:
             values.choices(self.dtype or ["fp16"], "--dtype", ("fp16", "bf16"))  # the tensor cores' types
-        return specs, self._matrices() if matrices else self.workloads()
+        workloads = self._matrices() if matrices else self.workloads()
+        if not named:
+            specs = tuple(spec for spec in specs if not spec.niche or _any_runs(spec, workloads))
+        return specs, workloads
 
     def _matrices(self) -> tuple[Workload, ...]:
         from attnprof.model.dtypes import Dtype
@@ -233,6 +236,10 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
             f"cannot import {', '.join(files)}: {type(problem).__name__}: {problem}",
             f"python {files[0]} shows where",
         ) from problem
+
+
+def _any_runs(spec: KernelSpec, workloads: Sequence[Workload]) -> bool:
+    return any(spec.unsupported(workload) is None for workload in workloads)
 
 
 def _variants(

@@ -40,13 +40,13 @@ class KernelSpec:
         plan: tensors and launches for a supported workload on a device. Inputs are named ``q``, ``k``, ``v``, the
             output ``o`` and the log-sum-exp (natural logarithm, fp32, (batch, heads, seq_q)) ``lse``, where a kernel
             has it. A backward's inputs are these five and the gradient ``dout`` of O, its outputs ``dq``, ``dk``
-            and ``dv``.
-            has it. A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
+            and ``dv``. A softmax kernel has the input ``x`` and the output ``y``, both (batch · heads · seq_q, seq_kv).
         builds: every variant that is compiled for a device, for the compile checks.
         rounds: where it rounds to the element type; the tolerance is derived from it (see ``check``).
         plan_lse: as ``plan``, with the log-sum-exp as a further output, of a kernel that writes it only when asked to
             (a forward for training); None where it never does, or always.
         varies: why two runs on the same input may differ in their last bits; None where they agree bit for bit.
+        niche: made for a corner of the workloads: without ``--kernel``, listed only where it can run.
         operation: what it computes.
         variants: the same kernel built otherwise, to be measured beside it: traps, and other cures. Named
             ``fa2[plain]``; in no catalogue, and named by ``--variant plain``. They pass the same numerics.
@@ -67,6 +67,7 @@ class KernelSpec:
     rounds: tuple[RoundingPoint, ...]
     plan_lse: Callable[[Workload, DeviceSpec], LaunchPlan] | None = None
     varies: str | None = None
+    niche: bool = False
     operation: Operation = "attention"
     largest_logit: float | None = None
     variants: Callable[[], tuple[KernelSpec, ...]] = lambda: ()

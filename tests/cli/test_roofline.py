@@ -282,3 +282,13 @@ def test_a_score_matrix_counts_every_head(cli: Cli) -> None:
     done = cli("roofline", "--kernel", "softmax-fused", "--seq", "1k", "--heads", "8", "--gpu", "H200", "--json")
     (row,) = done.json["rows"]
     assert row["hbm_bytes"] == 2 * 8 * 1024 * 1024 * 2
+
+
+def test_a_kernel_for_few_queries_is_listed_where_it_can_run(cli: Cli) -> None:
+    def listed(*arguments: str) -> set[str]:
+        rows = cli("roofline", "--gpu", "H200", "--json", *arguments).json["rows"]
+        return {row["kernel"] for row in rows}
+
+    assert "fa2-decode" not in listed("--seq", "4096")
+    assert "fa2-decode" in listed("--seq", "1", "--kv-seq", "4096")
+    assert "fa2-decode" in listed("--seq", "4096", "--kernel", "fa2-decode")

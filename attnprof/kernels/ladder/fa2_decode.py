@@ -311,5 +311,6 @@ SPECS = (
         plan=plan,
         builds=builds,
         rounds=("p", "o"),
+        niche=True,
     ),
 )
