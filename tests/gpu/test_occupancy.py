@@ -23,12 +23,23 @@ KIB = 1024
 
 
 def launches(spec: KernelSpec, executor: GpuExecutor) -> Iterator[Launch]:
-    """Each different launch of a kernel: short and long rows, every type, every head dim, with and without a mask."""
+    """Each different launch of a kernel: short and long rows, every type, every head dim, with and without a mask.
+
+    A kernel for few queries gets one query and as many keys.
+    """
     seen: set[tuple[Build, str, int, int]] = set()
     for seq, head_dim, dtype, causal in product(
         (64, 1024, 4096, 40_000, 80_000, 300_000), (64, 128, 256), Dtype, (False, True)
     ):
-        workload = Workload.of(seq, heads=8, head_dim=head_dim, dtype=dtype, causal=causal, direction=spec.direction)
+        workload = Workload.of(
+            1 if spec.niche else seq,
+            seq_kv=seq,
+            heads=8,
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+            direction=spec.direction,
+        )
         if spec.unsupported(workload) is not None:
             continue
         for launch in spec.plan(workload, executor.device).launches:
