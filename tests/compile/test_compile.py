@@ -19,6 +19,8 @@ from attnprof.model.errors import EnvironmentProblem
 from attnprof.model.workload import Workload
 
 # Powers of two and what lies halfway, for kernels whose variant depends on the length.
+# Rows of a matrix may be longer than any sequence here.
+MATRICES = [(8, 2**19), (8, 2**20)]
 LENGTHS = [(n, n) for n in sorted({1, 1000, *(2**k for k in range(1, 19)), *(3 * 2**k for k in range(18))})]
 # Few queries over many keys, for kernels that split the keys.
 CACHES = [(1, 40_000), (16, 40_000)]
@@ -63,7 +65,7 @@ def launches(spec: KernelSpec, arch: str) -> tuple[Launch, ...]:
     """Launches of every kind of workload that the kernel takes."""
     device = gpu(arch)
     choices = product(
-        LENGTHS + CACHES,
+        LENGTHS + CACHES + (MATRICES if spec.operation == "softmax" else []),
         (1, 8),
         (32, 40, 64, 80, 96, 120, 128, 160, 192, 248, 256, 512),
         (Dtype.FP16, Dtype.BF16, Dtype.FP32),
