@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from attnprof.kernels.plan import Build, Dim3, Scalar, TensorSpec
 from attnprof.model.demand import Schedule
@@ -22,12 +23,23 @@ GRID_YZ_MAX = 65_535
 RESERVED_SMEM_BYTES = 1024
 
 
+class _Tiles(Protocol):
+    @property
+    def blocks_per_sm(self) -> int: ...
+
+    @property
+    def smem_bytes(self) -> int: ...
+
+
+TilesThatFit = TypeVar("TilesThatFit", bound=_Tiles)
+
+
 def ceil_div(a: int, b: int) -> int:
     """⌈a / b⌉."""
     return -(-a // b)
 
 
-def element_build(file: Path, dtype: Dtype, **macros: int) -> Build:
+def element_build(file: Path, dtype: Dtype, **macros: int | str) -> Build:
     """The compilation of a kernel for one element type (kernels_cu/common/element.cuh) and these macros."""
     return Build(
         file, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((macro, str(value)) for macro, value in macros.items()))
@@ -67,16 +79,25 @@ def forward_tensors(workload: Workload) -> tuple[TensorSpec, ...]:
     )
 
 
+def roomiest(choices: Sequence[TilesThatFit], device: DeviceSpec) -> TilesThatFit:
+    """The first choice that an SM has the shared memory for, as many times as it asks to be there; else the last."""
+    return next((t for t in choices if fit_together(t.blocks_per_sm, t.smem_bytes, device)), choices[-1])
+
+
 def fit_together(blocks: int, smem_bytes: int, device: DeviceSpec) -> bool:
     """Whether an SM has the shared memory for so many blocks at once."""
     return blocks * (smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes
 
 
 def grid_over_heads(workload: Workload, block_q: int) -> Dim3:
-    """Query blocks, then heads of all batches over y and z, as evenly as it goes: the kernel skips the surplus."""
-    heads = workload.batch * workload.heads
+    """Query blocks, then heads of all batches; see `grid_of`."""
+    return grid_of(ceil_div(workload.seq_q, block_q), workload.batch * workload.heads)
+
+
+def grid_of(blocks: int, heads: int) -> Dim3:
+    """So many blocks a head, then the heads over y and z, as evenly as it goes: the kernel skips the surplus."""
     layers = ceil_div(heads, GRID_YZ_MAX)
-    return (ceil_div(workload.seq_q, block_q), ceil_div(heads, layers), layers)
+    return (blocks, ceil_div(heads, layers), layers)
 
 
 def longest_first(steps: Iterable[int], *, heads: int, idle_blocks: int = 0, blocks_per_sm: int) -> Schedule:

@@ -10,10 +10,10 @@ from itertools import product
 from attnprof.kernels.attention import (
     ceil_div,
     element_build,
-    fit_together,
     forward_refusal,
     forward_tensors,
     longest_first,
+    roomiest,
     scale_log2,
 )
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
@@ -103,8 +103,7 @@ CHOICES: Mapping[int, tuple[Tiles, ...]] = {
 
 def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
     """The tiles for a head dim of `CHOICES` on a device: the largest block of keys that it has the memory for."""
-    choices = CHOICES[head_dim]
-    tiles = next((t for t in choices if fit_together(t.blocks_per_sm, t.smem_bytes, device)), choices[-1])
+    tiles = roomiest(CHOICES[head_dim], device)
     return replace(tiles, blocks_at_once=tiles.blocks_per_sm * device.sm_count)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
-from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
+from attnprof.kernels.attention import (
+    LENGTH_MAX,
+    ceil_div,
+    element_build,
+    grid_over_heads,
+    longest_first,
+    roomiest,
+    scale_log2,
+)
+from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule
@@ -26,10 +33,7 @@ Axes = Literal["bhsd", "bshd"]
 HEAD_DIM_STEP = 8
 # Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads: at 128 bytes a row or
 # more, no GPU holds that many.
-LENGTH_MAX = 2**30
 ROWS_MAX = 2**31
-# The grid's limit in y and in z on every CUDA device.
-GRID_YZ_MAX = 65_535
 # How tiles lie in shared memory; the last two are traps, and a second cure, of `attnprof.kernels.fa2_variants`.
 Layout = Literal["swizzle", "plain", "pad"]
 PAD_BYTES = 16
@@ -72,7 +76,7 @@ class Tiles:
             strided: whether the head dim and all strides are arguments.
             p: whether it writes P.
         """
-        macros = {
+        macros: dict[str, int | str] = {
             "HEAD_DIM": self.head_dim,
             "CAUSAL": int(causal),
             "STRIDED": int(strided),
@@ -88,9 +92,7 @@ class Tiles:
             macros["LAYOUT"] = f"LAYOUT_{self.layout.upper()}"
         if p:
             macros["WRITE_P"] = 1
-        return Build(
-            FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
-        )
+        return element_build(FILE, dtype, **macros)
 
     @property
     def threads(self) -> int:
@@ -128,8 +130,6 @@ CHOICES: Mapping[int, tuple[Tiles, ...]] = {
 SM_90_D256 = Tiles(256, warps=8, block_kv=128, kv_stages=1, blocks_per_sm=1)
 # Widths that have a variant of their own for contiguous tensors of that head dim; the others run the strided one.
 EXACT = (64, 128, 256)
-# Shared memory that the system takes of each block's share, from sm_80 on (CUDA C++ Programming Guide, 20.7.3).
-RESERVED_SMEM_BYTES = 1024
 
 
 def tiles_for(head_dim: int, device: DeviceSpec, layout: Layout = "swizzle") -> Tiles:
@@ -137,11 +137,7 @@ def tiles_for(head_dim: int, device: DeviceSpec, layout: Layout = "swizzle") -> 
     if head_dim == SM_90_D256.head_dim and device.compute_capability == (9, 0) and layout == "swizzle":
         return SM_90_D256
     choices = CHOICES[next(width for width in CHOICES if width >= head_dim)]
-    *roomier, smallest = (replace(tiles, layout=layout) for tiles in choices)
-    for tiles in roomier:
-        if tiles.blocks_per_sm * (tiles.smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes:
-            return tiles
-    return smallest
+    return roomiest([replace(tiles, layout=layout) for tiles in choices], device)
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -233,7 +229,7 @@ def plan_with(
         tensors.append(TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "out"))
     if p:
         # Scratch: no result of attention, and too large to fetch at every check.
-        pitch = _ceil_div(w.seq_kv, tiles.block_kv) * tiles.block_kv
+        pitch = ceil_div(w.seq_kv, tiles.block_kv) * tiles.block_kv
         tensors.append(TensorSpec("p", (w.batch, w.heads, w.seq_q, pitch), w.dtype, "scratch"))
     return LaunchPlan(
         tensors=tuple(tensors),
@@ -242,7 +238,7 @@ def plan_with(
                 stage="attention",
                 build=tiles.build(w.dtype, causal=w.causal, strided=strided, p=p),
                 entry="fa2_forward",
-                grid=_grid(w, tiles),
+                grid=grid_over_heads(w, tiles.block_q),
                 block=(tiles.threads, 1, 1),
                 smem_bytes=tiles.smem_bytes,
                 args=(
@@ -254,8 +250,7 @@ def plan_with(
                     Scalar("i32", w.batch * w.heads),
                     Scalar("i32", w.heads // w.kv_heads),
                     *(_strides(w, axes) if strided else ()),
-                    # exp(scale · s) = 2^(scale · log2(e) · s), so the kernel needs this product only.
-                    Scalar("f32", w.scale * math.log2(math.e)),
+                    scale_log2(w),
                 ),
             ),
         ),
@@ -279,27 +274,15 @@ def _strides(workload: Workload, axes: Axes) -> Iterator[Scalar]:
             yield Scalar("i64", stride)
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _grid(workload: Workload, tiles: Tiles) -> Dim3:
-    """Query blocks, then heads of all batches over y and z, as evenly as it goes: the kernel skips the surplus."""
-    heads = workload.batch * workload.heads
-    layers = _ceil_div(heads, GRID_YZ_MAX)
-    return (_ceil_div(workload.seq_q, tiles.block_q), _ceil_div(heads, layers), layers)
-
-
 def _schedule(workload: Workload, tiles: Tiles) -> Schedule:
-    # Heads run one after another, each with its long blocks first. Listing all blocks longest first says the same of
-    # the end, where the imbalance is, in as many runs as one head has.
     heads = workload.batch * workload.heads
-    x, y, z = _grid(workload, tiles)
-    steps = Counter(kv_blocks_visited(workload, tiles.block_q, tiles.block_kv))
-    steps_of_surplus = Counter({0: x * (y * z - heads)})
-    runs = Counter({size: count * heads for size, count in steps.items()}) + steps_of_surplus
-    work = tuple((count, size) for size, count in sorted(runs.items(), reverse=True))
-    return Schedule(blocks=x * y * z, blocks_per_sm=tiles.blocks_per_sm, work=work)
+    x, y, z = grid_over_heads(workload, tiles.block_q)
+    return longest_first(
+        kv_blocks_visited(workload, tiles.block_q, tiles.block_kv),
+        heads=heads,
+        idle_blocks=x * (y * z - heads),
+        blocks_per_sm=tiles.blocks_per_sm,
+    )
 
 
 def variants() -> tuple[KernelSpec, ...]:

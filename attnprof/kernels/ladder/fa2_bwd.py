@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from attnprof.kernels.attention import LENGTH_MAX, ceil_div, element_build, grid_of, longest_first, roomiest, scale_log2
 from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
@@ -23,10 +22,7 @@ DTYPES = (Dtype.FP16, Dtype.BF16)
 
 # Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads: at 128 bytes a row or
 # more, no GPU holds that many.
-LENGTH_MAX = 2**30
 ROWS_MAX = 2**31
-# The grid's limit in y and in z on every CUDA device.
-GRID_YZ_MAX = 65_535
 # A row of Q or K is made of whole 16-byte chunks. Head dims that are not in `CHOICES` are padded to the next that is.
 HEAD_DIM_STEP = 8
 # Threads of a block of the two kernels that stream.
@@ -81,9 +77,7 @@ class Tiles:
             "DS_STAGES": self.ds_stages,
             "MIN_BLOCKS": self.blocks_per_sm,
         }
-        return Build(
-            FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
-        )
+        return element_build(FILE, dtype, **macros)
 
     @property
     def threads(self) -> int:
@@ -119,17 +113,11 @@ CHOICES: Mapping[int, tuple[Tiles, ...]] = {
         Tiles(head_dim=256, block_q=32, block_kv=32, warps_kv=2, q_stages=1, ds_stages=1),
     ),
 }
-# Shared memory that the system takes of each block's share, from sm_80 on (CUDA C++ Programming Guide, 20.7.3).
-RESERVED_SMEM_BYTES = 1024
 
 
 def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
     """The tile choice for a head dim, that of the next one of `CHOICES`, on a device."""
-    *roomier, smallest = CHOICES[min(compiled for compiled in CHOICES if compiled >= head_dim)]
-    for tiles in roomier:
-        if tiles.blocks_per_sm * (tiles.smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes:
-            return tiles
-    return smallest
+    return roomiest(CHOICES[min(compiled for compiled in CHOICES if compiled >= head_dim)], device)
 
 
 def unsupported(workload: Workload) -> str | None:
@@ -154,11 +142,11 @@ def accumulators_for(workload: Workload, tiles: Tiles, device: DeviceSpec) -> in
     The GPU runs them in waves, and each works through its share of the tiles of keys one after another.
     """
     heads = workload.batch * workload.kv_heads
-    kv_tiles = _ceil_div(workload.seq_kv, tiles.block_kv)
+    kv_tiles = ceil_div(workload.seq_kv, tiles.block_kv)
     at_once = device.sm_count * tiles.blocks_per_sm
     return min(
         range(1, min(kv_tiles, ACCUMULATORS_MAX) + 1),
-        key=lambda count: (_ceil_div(heads * count, at_once) * _ceil_div(kv_tiles, count), count),
+        key=lambda count: (ceil_div(heads * count, at_once) * ceil_div(kv_tiles, count), count),
     )
 
 
@@ -252,7 +240,7 @@ def plan_with(workload: Workload, tiles: Tiles, accumulators: int | None = None)
                 stage="rowsum",
                 build=build,
                 entry="fa2_backward_rowsum",
-                grid=(_ceil_div(padded_elements, VECTOR * STREAM_THREADS), 1, 1),
+                grid=(ceil_div(padded_elements, VECTOR * STREAM_THREADS), 1, 1),
                 block=stream,
                 smem_bytes=0,
                 args=(*map(Pointer, ("o", "dout", "d", "dq_accumulator")), *sizes),
@@ -273,15 +261,14 @@ def plan_with(workload: Workload, tiles: Tiles, accumulators: int | None = None)
                     Scalar("i32", w.heads // w.kv_heads),
                     Scalar("i32", heads * padded_q // tiles.block_q if accumulators else 0),
                     Scalar("f32", w.scale),
-                    # exp(scale · s) = 2^(scale · log2(e) · s).
-                    Scalar("f32", w.scale * math.log2(math.e)),
+                    scale_log2(w),
                 ),
             ),
             Launch(
                 stage="convert",
                 build=build,
                 entry="fa2_backward_convert",
-                grid=(_ceil_div(padded_elements, 2 * VECTOR * STREAM_THREADS), 1, 1),
+                grid=(ceil_div(padded_elements, 2 * VECTOR * STREAM_THREADS), 1, 1),
                 block=stream,
                 smem_bytes=0,
                 args=(Pointer("dq_accumulator"), Pointer("dq"), *sizes, Scalar("f32", w.scale)),
@@ -290,34 +277,28 @@ def plan_with(workload: Workload, tiles: Tiles, accumulators: int | None = None)
     )
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _padded_q(workload: Workload, tiles: Tiles) -> int:
-    return _ceil_div(workload.seq_q, tiles.block_q) * tiles.block_q
+    return ceil_div(workload.seq_q, tiles.block_q) * tiles.block_q
 
 
 def _grid(workload: Workload, tiles: Tiles, accumulators: int | None) -> Dim3:
-    """Key blocks, then KV heads of all batches over y and z, as evenly as it goes: the kernel skips the surplus."""
-    heads = workload.batch * workload.kv_heads
-    layers = _ceil_div(heads, GRID_YZ_MAX)
-    return (accumulators or _ceil_div(workload.seq_kv, tiles.block_kv), _ceil_div(heads, layers), layers)
+    """Key blocks, then KV heads of all batches."""
+    return grid_of(accumulators or ceil_div(workload.seq_kv, tiles.block_kv), workload.batch * workload.kv_heads)
 
 
 def _schedule(workload: Workload, tiles: Tiles, accumulators: int | None) -> Schedule:
     heads = workload.batch * workload.kv_heads
     x, y, z = _grid(workload, tiles, accumulators)
-    q_tiles = _ceil_div(workload.seq_q, tiles.block_q)
+    q_tiles = ceil_div(workload.seq_q, tiles.block_q)
     offset = workload.seq_kv - workload.seq_q if workload.causal else workload.seq_kv
     starts = range(0, workload.seq_kv, tiles.block_kv)
     steps = [q_tiles - max(0, start - offset) // tiles.block_q for start in starts]
-    sizes = Counter(sum(steps[block::x]) for block in range(x))
-    # Heads run one after another, each with its long blocks first. Listing all blocks longest first says the same of
-    # the end, where the imbalance is, in as many runs as one head has.
-    runs = Counter({size: count * heads for size, count in sizes.items()}) + Counter({0: x * (y * z - heads)})
-    work = tuple((count, size) for size, count in sorted(runs.items(), reverse=True))
-    return Schedule(blocks=x * y * z, blocks_per_sm=tiles.blocks_per_sm, work=work)
+    return longest_first(
+        (sum(steps[block::x]) for block in range(x)),
+        heads=heads,
+        idle_blocks=x * (y * z - heads),
+        blocks_per_sm=tiles.blocks_per_sm,
+    )
 
 
 _FAST = KernelSpec(

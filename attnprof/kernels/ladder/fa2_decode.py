@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from attnprof.kernels.attention import (
+    LENGTH_MAX,
+    RESERVED_SMEM_BYTES,
+    ceil_div,
+    element_build,
+    forward_tensors,
+    scale_log2,
+)
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
@@ -23,7 +30,6 @@ DTYPES = (Dtype.FP16, Dtype.BF16)
 # With more queries a tile of `fa2` is no longer mostly idle, nor are the parts of O small beside K and V.
 QUERIES_MAX = 16
 # Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads.
-LENGTH_MAX = 2**30
 ROWS_MAX = 2**31 - 1
 # Splits to consider: as many as there are blocks on the largest GPU, for a single KV head.
 SPLITS_MAX = 512
@@ -32,8 +38,6 @@ TURNS_MIN = 2
 # Threads of a block that combines, and a bound on how many of them an SM holds.
 COMBINE_THREADS = 128
 COMBINE_BLOCKS_PER_SM = 8
-# Shared memory that the system takes of each block's share, from sm_80 on (CUDA C++ Programming Guide, 20.7.3).
-RESERVED_SMEM_BYTES = 1024
 # Rings deeper than this only cost shared memory.
 STAGES_MAX = 6
 
@@ -74,9 +78,7 @@ class Tiles:
             "Q_IN_REGISTERS": int(self.q_in_registers),
             "MIN_BLOCKS": self.blocks_per_sm,
         }
-        return Build(
-            FILE, (("ELEMENT", f"ELEMENT_{dtype.name}"), *((name, str(value)) for name, value in macros.items()))
-        )
+        return element_build(FILE, dtype, **macros)
 
     @property
     def rows(self) -> int:
@@ -162,7 +164,7 @@ def rows_per_kv_head(workload: Workload) -> int:
 
 def splits_for(workload: Workload, tiles: Tiles, device: DeviceSpec) -> int:
     """How many blocks share the keys of a KV head, by wave efficiency. No team gets less than two steps."""
-    steps = _ceil_div(workload.seq_kv, tiles.step_keys)
+    steps = ceil_div(workload.seq_kv, tiles.step_keys)
     return choose_splits(
         blocks=_row_blocks(workload, tiles) * workload.batch * workload.kv_heads,
         steps=steps,
@@ -223,18 +225,11 @@ def plan_with(workload: Workload, tiles: Tiles, splits: int) -> LaunchPlan:
         splits: blocks that share the keys of a KV head, at most one a step.
     """
     w = workload
-    query_shape = (w.batch, w.heads, w.seq_q, w.head_dim)
-    key_shape = (w.batch, w.kv_heads, w.seq_kv, w.head_dim)
-    tensors = (
-        TensorSpec("q", query_shape, w.dtype, "in"),
-        TensorSpec("k", key_shape, w.dtype, "in"),
-        TensorSpec("v", key_shape, w.dtype, "in"),
-        TensorSpec("o", query_shape, w.dtype, "out"),
-        TensorSpec("lse", query_shape[:-1], Dtype.FP32, "out"),
-    )
+    *_, o = inputs_and_output = forward_tensors(w)
+    tensors = (*inputs_and_output, TensorSpec("lse", o.shape[:-1], Dtype.FP32, "out"))
     parts = (
-        TensorSpec("o_parts", (splits, *query_shape), Dtype.FP32, "scratch"),
-        TensorSpec("statistics", (splits, *query_shape[:-1], 2), Dtype.FP32, "scratch"),
+        TensorSpec("o_parts", (splits, *o.shape), Dtype.FP32, "scratch"),
+        TensorSpec("statistics", (splits, *o.shape[:-1], 2), Dtype.FP32, "scratch"),
     )
     split = splits > 1
     build = tiles.build(w.dtype)
@@ -255,8 +250,7 @@ def plan_with(workload: Workload, tiles: Tiles, splits: int) -> LaunchPlan:
             Scalar("i32", _row_blocks(w, tiles)),
             Scalar("i32", splits),
             Scalar("i32", int(w.causal)),
-            # exp(scale · s) = 2^(scale · log2(e) · s), so the kernel needs this product only.
-            Scalar("f32", w.scale * math.log2(math.e)),
+            scale_log2(w),
         ),
     )
     combine = Launch(
@@ -278,12 +272,8 @@ def plan_with(workload: Workload, tiles: Tiles, splits: int) -> LaunchPlan:
     )
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _row_blocks(workload: Workload, tiles: Tiles) -> int:
-    return _ceil_div(rows_per_kv_head(workload), tiles.rows)
+    return ceil_div(rows_per_kv_head(workload), tiles.rows)
 
 
 def _blocks(workload: Workload, tiles: Tiles, splits: int) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from attnprof.kernels.attention import GRID_X_MAX, ceil_div, forward_refusal
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
@@ -23,9 +24,6 @@ VECTOR = 8
 WARP_COLUMNS = 64
 # The most threads of a softmax block.
 MOST_THREADS = 1024
-# Indices inside a head are 32-bit, and so is the flat grid.
-LENGTH_MAX = 2**30
-GRID_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,8 @@ class Tiles:
 
     def softmax_threads(self, workload: Workload) -> int:
         """Just enough whole warps to hold the longest row."""
-        threads = _ceil_div(_ceil_div(workload.seq_kv, VECTOR), self.row_vectors)
-        return min(MOST_THREADS, _ceil_div(threads, 32) * 32)
+        threads = ceil_div(ceil_div(workload.seq_kv, VECTOR), self.row_vectors)
+        return min(MOST_THREADS, ceil_div(threads, 32) * 32)
 
 
 # Both kernels keep within 99 KiB, so that one build serves every architecture, and two blocks share an SM with 227 KiB.
@@ -117,7 +115,7 @@ TILES: Mapping[int, Tiles] = {
 
 def leading_dimension(workload: Workload) -> int:
     """Elements from one row of S to the next: seq_kv, padded so that every row starts on a 16-byte boundary."""
-    return _ceil_div(workload.seq_kv, VECTOR) * VECTOR
+    return ceil_div(workload.seq_kv, VECTOR) * VECTOR
 
 
 def key_tiles_per_block(workload: Workload, tiles: Tiles) -> int:
@@ -126,25 +124,20 @@ def key_tiles_per_block(workload: Workload, tiles: Tiles) -> int:
     More of them read the Q tile less often; fewer make more blocks. 512 blocks fill the largest GPUs (two blocks on
     each of 132 to 148 SMs) once or twice; past 64 tiles the Q tile costs next to nothing.
     """
-    in_a_row = _ceil_div(workload.seq_kv, tiles.scores_n)
-    in_all = workload.batch * workload.heads * _ceil_div(workload.seq_q, tiles.scores_m) * in_a_row
+    in_a_row = ceil_div(workload.seq_kv, tiles.scores_n)
+    in_all = workload.batch * workload.heads * ceil_div(workload.seq_q, tiles.scores_m) * in_a_row
     most = max(1, min(64, in_all // 512))
-    return _ceil_div(in_a_row, _ceil_div(in_a_row, most))  # as many blocks, evenly filled
+    return ceil_div(in_a_row, ceil_div(in_a_row, most))  # as many blocks, evenly filled
 
 
 def unsupported(workload: Workload) -> str | None:
     """Why ``naive`` cannot run this workload, or None."""
-    if workload.direction is not Pass.FWD:
-        return "naive computes the forward pass only"
-    if workload.dtype not in (Dtype.FP16, Dtype.BF16):
-        return f"naive takes fp16 or bf16, not {workload.dtype}"
-    if workload.head_dim not in TILES:
-        return f"naive takes head dim {' or '.join(map(str, TILES))}, not {workload.head_dim}"
-    if max(workload.seq_q, workload.seq_kv) > LENGTH_MAX:
-        return f"naive takes lengths up to {LENGTH_MAX}"
+    refusal = forward_refusal("naive", workload, dtypes=(Dtype.FP16, Dtype.BF16), head_dims=TILES)
+    if refusal is not None:
+        return refusal
     grids = [_scores_blocks(workload, TILES[workload.head_dim]), workload.rows]
-    if max(grids) > GRID_MAX:
-        return f"naive launches a block a row and takes up to {GRID_MAX} rows over all heads, not {workload.rows}"
+    if max(grids) > GRID_X_MAX:
+        return f"naive launches a block a row and takes up to {GRID_X_MAX} rows over all heads, not {workload.rows}"
     return None
 
 
@@ -229,17 +222,13 @@ def plan_with(workload: Workload, tiles: Tiles) -> LaunchPlan:
     )
 
 
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _scores_blocks(workload: Workload, tiles: Tiles) -> int:
-    segments = _ceil_div(_ceil_div(workload.seq_kv, tiles.scores_n), key_tiles_per_block(workload, tiles))
-    return workload.batch * workload.heads * _ceil_div(workload.seq_q, tiles.scores_m) * segments
+    segments = ceil_div(ceil_div(workload.seq_kv, tiles.scores_n), key_tiles_per_block(workload, tiles))
+    return workload.batch * workload.heads * ceil_div(workload.seq_q, tiles.scores_m) * segments
 
 
 def _output_blocks(workload: Workload, tiles: Tiles) -> int:
-    return workload.batch * workload.heads * _ceil_div(workload.seq_q, tiles.output_m)
+    return workload.batch * workload.heads * ceil_div(workload.seq_q, tiles.output_m)
 
 
 def _as_executed(stage: Stage, workload: Workload, tiles: Tiles) -> Stage:
@@ -260,7 +249,7 @@ def _as_executed(stage: Stage, workload: Workload, tiles: Tiles) -> Stage:
 def _schedules(workload: Workload, tiles: Tiles) -> dict[str, Schedule]:
     heads = workload.batch * workload.heads
     each = key_tiles_per_block(workload, tiles)
-    segments = range(0, _ceil_div(workload.seq_kv, tiles.scores_n), each)
+    segments = range(0, ceil_div(workload.seq_kv, tiles.scores_n), each)
     reach = Counter(kv_blocks_visited(workload, tiles.scores_m, tiles.scores_n))
     scores: Counter[int] = Counter()
     for key_tiles, blocks in reach.items():

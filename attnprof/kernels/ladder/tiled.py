@@ -10,11 +10,11 @@ from attnprof.kernels.attention import (
     GRID_YZ_MAX,
     ceil_div,
     element_build,
-    fit_together,
     forward_refusal,
     forward_tensors,
     grid_over_heads,
     longest_first,
+    roomiest,
     scale_log2,
 )
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar
@@ -91,8 +91,7 @@ CHOICES: Mapping[int, tuple[Tiles, ...]] = {
 
 def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
     """The tile choice for a head dim of `CHOICES` on a device."""
-    choices = CHOICES[head_dim]
-    return next((t for t in choices if fit_together(t.blocks_per_sm, t.smem_bytes, device)), choices[-1])
+    return roomiest(CHOICES[head_dim], device)
 
 
 def unsupported(workload: Workload) -> str | None:

@@ -11,13 +11,13 @@ import pytest
 
 from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
+from attnprof.kernels.attention import RESERVED_SMEM_BYTES
 from attnprof.kernels.catalogue import select
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.ladder import fa2_bwd
 from attnprof.kernels.ladder.fa2_bwd import (
     ACCUMULATORS_MAX,
     CHOICES,
-    RESERVED_SMEM_BYTES,
     SPECS,
     Tiles,
     accumulators_for,
