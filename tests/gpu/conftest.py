@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,17 @@ from attnprof.kernels.plan import Build
 
 
 @pytest.fixture(scope="session")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> GpuExecutor:
-    return open_executor(cache_dir=tmp_path_factory.mktemp("kernel-cache"))
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's own compile cache, which all workers of pytest-xdist share; each worker's base lies in the run's."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def executor(kernel_cache: Path) -> GpuExecutor:
+    return open_executor(cache_dir=kernel_cache)
 
 
 @pytest.fixture
