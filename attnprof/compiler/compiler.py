@@ -21,6 +21,10 @@ from attnprof.model.errors import EnvironmentProblem
 
 Target = Literal["cubin", "ptx"]
 
+# Since this version NVRTC keeps images itself where there is a driver, and one from there comes without ptxas's report
+# of registers and spills (NVRTC user guide, "Caching").
+_OWN_CACHE = (12, 9)
+
 
 class Compiler:
     """Compiles builds with NVRTC and keeps the results on disk.
@@ -76,6 +80,7 @@ class Compiler:
             "-lineinfo",
             "-default-device",
             *(("--ptxas-options=-v",) if target == "cubin" else ()),
+            *(("--no-cache",) if version >= _OWN_CACHE else ()),
             *(f"-D{macro}={value}" for macro, value in build.defines),
         )
         closure = include_closure(file, search)

@@ -1,6 +1,7 @@
 // One warp, one access to shared memory, REPEAT times: what the bank-conflict counters are compared with, a kernel a
 // pattern of attnprof/model/patterns.py, a layout and a row length. Addresses are worked out here as the kernels of the
-// ladder do it, not taken from the model. What is read is never written first: only the addresses matter.
+// ladder do it, not taken from the model. What is read is never written first: only the addresses matter. A barrier
+// behind each access keeps ptxas from folding the equal ones into one.
 
 #include "common/tile.cuh"
 
@@ -34,6 +35,7 @@ __device__ __forceinline__ void load_16(unsigned address, unsigned* sink) {
                      : "r"(address)
                      : "memory");
         sum += r[0] ^ r[1] ^ r[2] ^ r[3];
+        __syncthreads();
     }
     sink[threadIdx.x] = sum;
 }
@@ -45,13 +47,17 @@ __device__ __forceinline__ void load_2(unsigned address, unsigned* sink) {
         unsigned short value;
         asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(address) : "memory");
         sum += value;
+        __syncthreads();
     }
     sink[threadIdx.x] = sum;
 }
 
 __device__ __forceinline__ void store_4(unsigned address, unsigned* sink) {
 #pragma unroll
-    for (int i = 0; i < REPEAT; ++i) asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(i) : "memory");
+    for (int i = 0; i < REPEAT; ++i) {
+        asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(i) : "memory");
+        __syncthreads();
+    }
     sink[threadIdx.x] = 0;
 }
 
@@ -59,6 +65,7 @@ __device__ __forceinline__ void store_16(unsigned address, unsigned* sink) {
 #pragma unroll
     for (int i = 0; i < REPEAT; ++i) {
         asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};\n" ::"r"(address), "r"(i) : "memory");
+        __syncthreads();
     }
     sink[threadIdx.x] = 0;
 }
@@ -74,6 +81,7 @@ __device__ __forceinline__ void load_matrix(unsigned address, unsigned* sink) {
             ldmatrix_x4(r, address);
         }
         sum += r[0] ^ r[1] ^ r[2] ^ r[3];
+        __syncthreads();
     }
     sink[threadIdx.x] = sum;
 }

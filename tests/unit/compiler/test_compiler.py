@@ -67,6 +67,23 @@ def test_ptx_has_line_information(build: Build, compiler: Compiler) -> None:
     assert compiled.resources == {}
 
 
+@pytest.mark.parametrize(("version", "bypassed"), [((12, 8), False), ((12, 9), True), ((13, 0), True)])
+def test_nvrtcs_own_cache_is_bypassed(
+    version: tuple[int, int], bypassed: bool, build: Build, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image from that cache comes without registers and spills; NVRTC 12.8 has none and refuses the option."""
+    given: list[tuple[str, ...]] = []
+
+    def compile_source(source: bytes, name: str, options: tuple[str, ...], *, cubin: bool) -> nvrtc.Outcome:
+        given.append(options)
+        return nvrtc.Outcome(b"image", "")
+
+    monkeypatch.setattr(nvrtc, "version", lambda: version)
+    monkeypatch.setattr(nvrtc, "compile_source", compile_source)
+    compiler.compile(build, "sm_80")
+    assert ("--no-cache" in given[0]) is bypassed
+
+
 def test_only_an_included_header_edited(build: Build, compiler: Compiler) -> None:
     first = compiler.compile(build, "sm_80")
     (build.file.parent / "value.cuh").write_text("#define VALUE 2.5f\n")
