@@ -225,17 +225,7 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
 
     if not names:
         return catalogue.builtin()
-    chosen = values.kernel_names(names)
-    try:
-        return catalogue.select(chosen)
-    except (ImportError, SyntaxError) as problem:
-        files = [name for name in chosen if name.endswith(".py")]
-        if not files:
-            raise
-        raise UsageError(
-            f"cannot import {', '.join(files)}: {type(problem).__name__}: {problem}",
-            f"python {files[0]} shows where",
-        ) from problem
+    return catalogue.select(values.kernel_names(names))
 
 
 def _any_runs(spec: KernelSpec, workloads: Sequence[Workload]) -> bool:

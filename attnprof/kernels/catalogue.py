@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Iterable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from attnprof.kernels import ladder
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.errors import UsageError
+from attnprof.model.errors import AttnprofError, UsageError
 
 ENTRY_POINT_GROUP = "attnprof.kernels"
 
@@ -36,7 +39,10 @@ def catalogue() -> tuple[KernelSpec, ...]:
 
     specs = list(builtin())
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        specs.extend(_specs_in(point.load(), f"entry point {point.name}"))
+        where = f"entry point {point.name} ({point.value})"
+        with _imported(where):
+            value = point.load()
+        specs.extend(_specs_in(value, where))
     return tuple(specs)
 
 
@@ -46,7 +52,7 @@ def select(names: Iterable[str]) -> tuple[KernelSpec, ...]:
     ``all`` stands for the whole catalogue; a name that ends in ``.py`` is a file that holds KernelSpecs.
 
     Raises:
-        UsageError: an unknown name, or a file that holds no KernelSpec.
+        UsageError: an unknown name, or a file (or an installed package) that holds no KernelSpec or can't be imported.
     """
     chosen: dict[str, KernelSpec] = {}
     for name in names:
@@ -77,8 +83,34 @@ def _from_file(path: Path) -> tuple[KernelSpec, ...]:
     if module_spec is None or module_spec.loader is None:
         raise UsageError(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    # Dataclasses look their module up by name.
+    sys.modules[module_spec.name] = module
+    with _imported(str(path), file=path.resolve()):
+        module_spec.loader.exec_module(module)
     return tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+
+
+@contextmanager
+def _imported(where: str, file: Path | None = None) -> Iterator[None]:
+    """Turn whatever importing a user's module raises into one line, with the line of ``file`` that was executing."""
+    try:
+        yield
+    except AttnprofError:
+        raise
+    except (Exception, SystemExit) as error:  # not our code: it may raise anything
+        line = _line_of(error, file) if file is not None else None
+        what = error.msg if isinstance(error, SyntaxError) and error.lineno == line else str(error)
+        parts = [f"cannot import {where}", *([f"line {line}"] if line else []), type(error).__name__]
+        hint = f"python {where} shows the whole traceback" if file is not None else "update or remove that package"
+        raise UsageError(": ".join([*parts, *([what] if what else [])]), hint) from error
+
+
+def _line_of(error: BaseException, file: Path) -> int | None:
+    """The line of a file where an error was raised or passed through, or that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return lines[-1] if lines else None
 
 
 def _as_specs(value: object) -> tuple[KernelSpec, ...]:

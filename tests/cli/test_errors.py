@@ -79,13 +79,65 @@ def test_a_file_without_a_kernel(cli: Cli, tmp_path: Path) -> None:
     assert f"{file} holds no KernelSpec" in result.err
 
 
-@pytest.mark.parametrize(("source", "says"), [("import nosuch_x", "ModuleNotFoundError"), ("x = (", "SyntaxError")])
-def test_a_file_that_cannot_be_imported(cli: Cli, tmp_path: Path, source: str, says: str) -> None:
+BROKEN = {
+    "import": ("\nimport nosuch_x\n", "line 2: ModuleNotFoundError: No module named 'nosuch_x'"),
+    "syntax": ("x = (", "line 1: SyntaxError: '(' was never closed"),
+    "name": ("x = 1\n\ny = z\n", "line 3: NameError: name 'z' is not defined"),
+    "type": ("def f(a):\n    return 1 + a\n\n\nf('b')\n", "line 2: TypeError: unsupported operand"),
+    "deeper": ("import json\n\njson.loads('{')\n", "line 3: JSONDecodeError: "),
+    "no message": ("assert 1 == 2\n", "line 1: AssertionError\n"),
+    "exit": ("import sys\nsys.exit('no')\n", "line 2: SystemExit: no"),
+    "lines": ("raise ValueError('a\\nb')\n", "line 1: ValueError: a b\n"),
+    "own class": ("class Odd(Exception):\n    pass\n\n\nraise Odd\n", "line 5: Odd\n"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_file_that_cannot_be_imported(cli: Cli, tmp_path: Path, case: str) -> None:
+    source, says = BROKEN[case]
     file = tmp_path / "mine.py"
     file.write_text(source)
     result = cli("roofline", "--kernel", str(file))
-    assert result.code == 2
-    assert result.err.startswith(f"error: cannot import {file}: {says}: ")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: cannot import {file}: {says}")
+    assert result.err.splitlines()[1:] == [f"hint: python {file} shows the whole traceback"]
+
+
+def test_an_interrupt_while_a_file_is_imported_is_an_interrupt(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("raise KeyboardInterrupt\n")
+    assert cli("roofline", "--kernel", str(file)).code == 130
+
+
+def test_a_file_that_refuses_in_our_own_words_is_quoted_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from attnprof.model.errors import UsageError\nraise UsageError('not on Sundays')\n")
+    assert cli("roofline", "--kernel", str(file)).err == "error: not on Sundays\n"
+
+
+def test_a_file_may_define_dataclasses(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Tile:\n    rows: int\n"
+    )
+    assert f"{file} holds no KernelSpec" in cli("roofline", "--kernel", str(file)).err
+
+
+def test_an_installed_package_that_cannot_be_imported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    from attnprof.kernels import catalogue
+
+    point = metadata.EntryPoint("theirs", "nosuch_package.kernels:SPEC", catalogue.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+    catalogue.catalogue.cache_clear()
+    result = cli("roofline", "--kernel", "all")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(
+        "error: cannot import entry point theirs (nosuch_package.kernels:SPEC): ModuleNotFoundError: No module named"
+    )
+    catalogue.catalogue.cache_clear()
 
 
 def test_a_read_only_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
