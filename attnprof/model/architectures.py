@@ -63,9 +63,22 @@ class Architecture:
         """Resident warps."""
         return self.max_threads_per_sm // self.warp_size
 
-    def tensor_rate(self, dtype: Dtype, *, half: bool) -> int | None:
-        """Dense tensor-core FLOPs per clock and SM with FP32 accumulation; ``None`` where there is no such rate."""
+    @property
+    def has_half_rate_boards(self) -> bool:
+        """Whether some boards of this compute capability run their tensor cores at half rate with FP32 accumulation."""
+        return self.half_tensor_flops_per_clock != self.tensor_flops_per_clock
+
+    def tensor_rate(self, dtype: Dtype, *, half: bool | None) -> int | None:
+        """Dense tensor-core FLOPs per clock and SM with FP32 accumulation; ``None`` where there is no such rate.
+
+        Args:
+            dtype: the element type.
+            half: whether the board runs at half rate; ``None`` where that is not known, and then nor is the rate,
+                unless there is but one.
+        """
         if dtype is Dtype.FP32 or (dtype is Dtype.BF16 and not self.has_bf16):
+            return None
+        if half is None and self.has_half_rate_boards:
             return None
         return self.half_tensor_flops_per_clock if half else self.tensor_flops_per_clock
 

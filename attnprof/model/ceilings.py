@@ -148,4 +148,8 @@ def _why_missing(device: DeviceSpec, dtype: Dtype, unit: Unit) -> str:
         return f"the tensor cores of {sm} take no bf16 (sm_80 and later do)"
     if facts is None or (unit == "tensor" and facts.tensor_flops_per_clock is None):
         return f"no sourced {unit} rate for {sm}"
+    if unit == "tensor" and device.half_tensor_rate is None and facts.has_half_rate_boards:
+        return (
+            f"{device.name}: tensor cores of {sm} run at full or half rate by board, and which is not known of this one"
+        )
     return f"{device.name}: its SM clock is unknown"

@@ -40,7 +40,8 @@ class DeviceSpec:
         max_clock_hz: the highest SM clock that the device can reach.
         memory_clock_hz: the highest memory clock, as NVML reports it (half the data rate).
         tensor_cap: the published tensor rate is a limit below units × clock (H20).
-        half_tensor_rate: the board runs its tensor cores at half rate with FP32 accumulation (GeForce, L40).
+        half_tensor_rate: the board runs its tensor cores at half rate with FP32 accumulation (GeForce, L40); ``None``
+            where that is not known.
         aliases: other names of the same row of the table.
     """
 
@@ -61,7 +62,7 @@ class DeviceSpec:
     memory_clock_hz: int | None = None
     memory_bus_bits: int | None = None
     tensor_cap: bool = False
-    half_tensor_rate: bool = False
+    half_tensor_rate: bool | None = False
     aliases: tuple[str, ...] = ()
     note: str | None = None
 
@@ -198,10 +199,32 @@ def from_facts(
         memory_clock_hz=memory_clock_hz or None,
         memory_bus_bits=memory_bus_bits or None,
         tensor_cap=published.tensor_cap if published else False,
-        half_tensor_rate=row.half_tensor_rate if row else "geforce" in name.lower(),
+        half_tensor_rate=row.half_tensor_rate if row else _half_tensor_rate(name, facts),
         aliases=published.aliases if published else (),
         note=published.note if published else None,
     )
+
+
+# Series whose boards the architecture whitepapers give the full rate with FP32 accumulation: Quadro RTX (Turing), RTX A
+# (GA102), RTX Ada Generation (Ada) and RTX PRO (RTX Blackwell PRO).
+_FULL_RATE = re.compile(r"quadro rtx \d{4}|rtx a\d{3,4}|rtx \d{4} ada generation|rtx pro \d{4} blackwell")
+
+
+def _half_tensor_rate(name: str, facts: Architecture | None) -> bool | None:
+    """Whether a board that is not in the table runs its tensor cores at half rate, as far as its name tells.
+
+    The same chip is sold with either rate, and no driver reports which. GeForce RTX is half (GA102 whitepaper V2.1, Ada
+    whitepaper V2.1 and RTX Blackwell whitepaper V1.1: "FP16 Tensor TFLOPS with FP32 Accumulate" is half of that "with
+    FP16 Accumulate"), workstation series are full. Data-centre boards differ one by one: L40S is full and L40 half,
+    A10 full and A10G half, so an L20 is unknown rather than perhaps twice too fast. So is a mobile workstation part,
+    and a GeForce GTX or MX, whose compute capability 7.5 comes without tensor cores.
+    """
+    if facts is None or not facts.has_half_rate_boards:
+        return False
+    lower = name.lower()
+    if "geforce rtx" in lower:
+        return True
+    return False if _FULL_RATE.search(lower) and "laptop" not in lower else None
 
 
 def _key(name: str) -> str:

@@ -95,7 +95,7 @@ def sweep(
     blocks_kv: Sequence[int] = BLOCKS_KV,
     stages: Sequence[int] = STAGES,
     warps: Sequence[int] = WARPS,
-    half_tensor_rate: bool = False,
+    half_tensor_rate: bool | None = False,
     smem_per_sm_bytes: int | None = None,
 ) -> Sweep:
     """Every tile of a grid that an SM holds without spilling, best first.

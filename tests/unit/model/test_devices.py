@@ -8,6 +8,7 @@ import re
 import pytest
 
 from attnprof.model.architectures import architecture, known_architectures
+from attnprof.model.ceilings import ceilings
 from attnprof.model.devices import DEFAULT_GPU, DeviceSpec, find, from_facts, memory_bytes_per_s, table
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import EnvironmentProblem, UsageError
@@ -183,6 +184,51 @@ def test_a_laptop_part_gets_derived_rates_only() -> None:
     assert spec.tensor_flops_per_s == {}
     assert spec.hbm_bytes is None
     assert spec.tensor_flops_per_s_at_max_clock(Dtype.FP16) == 76 * 512 * 2_040_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "per_clock"),
+    [
+        ("NVIDIA GeForce RTX 2080 Ti", (7, 5), 512),
+        ("NVIDIA GeForce RTX 3060", (8, 6), 512),
+        ("NVIDIA GeForce RTX 4070 SUPER", (8, 9), 512),
+        ("GeForce RTX 4090 D", (8, 9), 512),
+        ("NVIDIA GeForce RTX 5070 Laptop GPU", (12, 0), 512),
+        ("Quadro RTX 8000", (7, 5), 1024),
+        ("NVIDIA RTX A4000", (8, 6), 1024),  # 153.4 TFLOP/s with sparsity: 2 x 48 SMs x 1024 x 1560 MHz
+        ("NVIDIA RTX A400", (8, 6), 1024),
+        ("NVIDIA RTX 4000 Ada Generation", (8, 9), 1024),
+        ("NVIDIA RTX PRO 5000 Blackwell", (12, 0), 1024),
+        # The name does not tell: twice too high would be worse than nothing.
+        ("NVIDIA L20", (8, 9), None),
+        ("NVIDIA A10-24Q", (8, 6), None),
+        ("NVIDIA RTX A2000 Laptop GPU", (8, 6), None),
+        ("NVIDIA RTX 5000 Ada Generation Laptop GPU", (8, 9), None),
+        ("NVIDIA GeForce GTX 1660 Ti", (7, 5), None),  # no tensor cores at all
+        ("NVIDIA T1000", (7, 5), None),
+        ("unknown GPU", (8, 6), None),
+        # There is but one rate: no name is needed.
+        ("unknown GPU", (8, 0), 2048),
+        ("NVIDIA A800-SXM4-80GB", (8, 0), 2048),
+        ("NVIDIA H800", (9, 0), 4096),
+    ],
+)
+def test_the_tensor_rate_of_a_part_that_is_not_in_the_table(
+    name: str, capability: tuple[int, int], per_clock: int | None
+) -> None:
+    spec = from_facts(name, capability, sm_count=40, max_clock_hz=1_000_000_000)
+    expected = None if per_clock is None else 40 * per_clock * 1_000_000_000
+    assert spec.tensor_flops_per_s_at_max_clock(Dtype.FP16) == expected
+    assert ("fp16" in spec.as_json()["tensor_flops_per_s_at_max_clock"]) == (per_clock is not None)  # type: ignore[operator]
+    tensor = ceilings(spec, Dtype.FP16)
+    if per_clock is None:
+        assert tensor.get("tensor") is None
+        assert tensor.reason("tensor") == (
+            f"{name}: tensor cores of sm_{capability[0]}{capability[1]} run at full or half rate by board, and which "
+            "is not known of this one"
+        )
+    else:
+        assert tensor.get("tensor") is not None
 
 
 def test_a_part_of_the_same_name_with_fewer_sms_keeps_no_published_rate() -> None:
