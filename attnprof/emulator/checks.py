@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from attnprof.emulator.ops.access import Access, Chunk
     from attnprof.emulator.wave import Geometry, Wave
 
+# Different faults, by `Fault.key`, that one launch keeps.
 MAX_FAULTS = 100
 
 
 class Checks:
-    """The checks of one launch; what they find is in ``faults``, each kind once an instruction.
+    """The checks of one launch; what they find is in ``faults``, the same kind at the same lines once, with its count.
 
     Two accesses are ordered when one thread makes both, or when a barrier that both warps pass lies between them
     (``__syncwarp`` for threads of one warp). Without one, and always between blocks, it takes a fence in the one that
@@ -32,9 +34,8 @@ class Checks:
     """
 
     def __init__(self, program: Program, geometry: Geometry, allocations: Sequence[Allocation]) -> None:
-        self.faults: list[Fault] = []
         self.births = Births()
-        self._seen: set[tuple[FaultKind, int]] = set()
+        self._found: dict[tuple[object, ...], Fault] = {}
         granules = granules_of(program)
         self._granule = granules["shared"]
         self._shadows = {id(a): Shadow(a, granules["global"]) for a in allocations}
@@ -43,6 +44,11 @@ class Checks:
         # When a warp last fenced, and last made an atomic or volatile access: a row a block of the grid.
         self._fences = np.full((geometry.blocks, warps), -1, np.int64)
         self._syncs = np.full((geometry.blocks, warps), -1, np.int64)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What was found so far, in the order of first appearance."""
+        return tuple(self._found.values())
 
     def start_wave(self, wave: Wave) -> None:
         """Fresh shared memory and clocks for the next blocks."""
@@ -254,14 +260,14 @@ class Checks:
         if not racing.any():
             return
         first = int(np.flatnonzero(racing)[0])
-        line = wave.program.instructions[int(before[first, PC])].position.line
+        there = wave.program.instructions[int(before[first, PC])].position
         granule = int(granules[at[first]])
         thread = int(other[first])
         who = self._name(thread if shadow is not self._shared else int(self._thread_ids[thread]))
-        message = f"{verb} {who} {did} at line {line or '?'} in {shadow.storage.name}, with no barrier in between"
-        self._report(
-            x.pc, FaultKind.RACE, message, int(lanes[first]), self._address(shadow, granule, int(lanes[first]))
-        )
+        message = f"{verb} {who} {did} at line {there.line or '?'} in {shadow.storage.name}, with no barrier in between"
+        lane = int(lanes[first])
+        other_place = (there.file, there.line) if there.line else None
+        self._report(x.pc, FaultKind.RACE, message, lane, self._address(shadow, granule, lane), other_place)
 
     def _published(self, shadow: Shadow, lanes: Lanes, other: NDArray[np.int64], before: Records) -> NDArray[np.bool_]:
         """Whether a fence after the earlier access and a synchronising access after that order the two.
@@ -366,9 +372,18 @@ class Checks:
         view = storage.view(marks, width, nbytes // width)
         view[offsets // nbytes] = np.iinfo(view.dtype).max
 
-    def _report(self, pc: int, kind: FaultKind, message: str, lane: int, address: int | None = None) -> None:
-        key = (kind, pc)
-        if key in self._seen or len(self.faults) >= MAX_FAULTS:
-            return
-        self._seen.add(key)
-        self.faults.append(self.wave.make_fault(pc, kind, message, lane, address))
+    def _report(
+        self,
+        pc: int,
+        kind: FaultKind,
+        message: str,
+        lane: int,
+        address: int | None = None,
+        other: tuple[str, int] | None = None,
+    ) -> None:
+        fault = replace(self.wave.make_fault(pc, kind, message, lane, address), other=other)
+        first = self._found.get(fault.key)
+        if first is not None:
+            self._found[fault.key] = replace(first, count=first.count + 1)
+        elif len(self._found) < MAX_FAULTS:
+            self._found[fault.key] = fault

@@ -17,7 +17,7 @@ from attnprof.emulator.checks import Checks
 from attnprof.emulator.counts import Counts
 from attnprof.emulator.decoder import Watch
 from attnprof.emulator.errors import PtxError
-from attnprof.emulator.faults import EmulatedFault, Fault
+from attnprof.emulator.faults import EmulatedFault, Fault, grouped
 from attnprof.emulator.launch import execute, pack_arguments
 from attnprof.emulator.limits import check_launch
 from attnprof.emulator.link import Program, link
@@ -327,7 +327,7 @@ class EmulatedRun:
                 kernels.append(kernel_trace(loaded.launch.stage, loaded.program, loaded.geometry, counts))
             if stopped:
                 break
-        self.trace = Trace(tuple(kernels), tuple(faults), "".join(printed))
+        self.trace = Trace(tuple(kernels), grouped(faults), "".join(printed))
         if faults and executor.on_fault == "raise":
             raise EmulatedFault(faults[0])
 

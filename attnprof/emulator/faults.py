@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,9 +30,10 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. ``block`` and ``thread`` are indices (x, y, z); what does not apply is ``None``.
+    """A fault, as it was first seen. ``block`` and ``thread`` are indices (x, y, z); what does not apply is ``None``.
 
-    ``inner`` is the file and line inside an inlined function, where ``line`` is that of the call.
+    ``inner`` is the file and line inside an inlined function, where ``line`` is that of the call. ``other`` is the file
+    and line of a race's other access. ``count`` is how many executed instructions showed the same fault (`key`).
     """
 
     kind: FaultKind
@@ -44,6 +46,13 @@ class Fault:
     thread: tuple[int, int, int] | None = None
     address: int | None = None
     inner: tuple[str, int] | None = None
+    other: tuple[str, int] | None = None
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What faults have in common that are one mistake: the kind, the kernel, the line, and a race's other line."""
+        return self.kind, self.kernel, self.file, self.line, self.line or self.opcode, self.other
 
     @property
     def source(self) -> str:
@@ -78,6 +87,9 @@ class Fault:
             "file": self.file,
             "line": self.line or None,
             "source": self.source or None,
+            "other_file": self.other[0] if self.other else None,
+            "other_line": self.other[1] if self.other else None,
+            "count": self.count,
             "opcode": self.opcode,
             "block": self.block,
             "thread": self.thread,
@@ -91,6 +103,15 @@ class EmulatedFault(KernelFault):
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
         self.fault = fault
+
+
+def grouped(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """The first fault of each `Fault.key`, with the count of all: an unrolled loop repeats one mistake often."""
+    found: dict[tuple[object, ...], Fault] = {}
+    for fault in faults:
+        first = found.get(fault.key)
+        found[fault.key] = fault if first is None else replace(first, count=first.count + fault.count)
+    return tuple(found.values())
 
 
 def source_line(file: str, line: int) -> str:

@@ -99,7 +99,7 @@ CSV_COLUMNS: tuple[Column, ...] = (
     Column("exponentials", "Exponentials", "exponentials evaluated, rescaling included", units.exact),
     Column("unique_read_bytes", "Read", "distinct bytes read of all tensors", units.exact),
     Column("unique_write_bytes", "Written", "distinct bytes written of all tensors", units.exact),
-    Column("faults", "Faults", "faults of the whole run", units.exact),
+    Column("faults", "Faults", "different faults of the whole run", units.exact),
 )
 
 LEGEND = (
@@ -129,7 +129,7 @@ def sections(row: Row, lines: int) -> tuple[Section, ...]:
     if row["printed"]:
         found.append(Section(("Printed by the kernel", *row["printed"].splitlines()), ()))
     found.append(Section((f"Faults: {fault_count(row['faults'])}",), ()))
-    found += [_fault(first, count) for first, count in _fault_groups(row["faults"])]
+    found += [_fault(fault) for fault in row["faults"]]
     return tuple(found)
 
 
@@ -207,20 +207,11 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def fault_count(faults: Sequence[Row]) -> str:
-    """``none``, ``1``, or ``101, of 2 kinds or lines``."""
-    groups = _fault_groups(faults)
-    if len(faults) < 2:
-        return "1" if faults else "none"
-    return f"{len(faults)}, at one line" if len(groups) == 1 else f"{len(faults)}, of {len(groups)} kinds or lines"
-
-
-def _fault_groups(faults: Sequence[Row]) -> list[tuple[Row, int]]:
-    """The first of each kind at each line, and how many there are."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for fault in faults:
-        key = tuple(fault[name] for name in ("kind", "kernel", "file", "line"))
-        groups.setdefault(key, []).append(fault)
-    return [(group[0], len(group)) for group in groups.values()]
+    """``none``, ``1``, or ``2, seen 101 times``: different kinds or lines, and how often instructions showed them."""
+    if not faults:
+        return "none"
+    seen = sum(fault["count"] for fault in faults)
+    return f"{len(faults)}, seen {seen:,} times" if seen > len(faults) else str(len(faults))
 
 
 def _with_status(rows: Sequence[Row], status: str) -> int:
@@ -239,10 +230,11 @@ def _which(chosen: Sequence[Row], hottest: int) -> str:
     return f"the {len(chosen)} hottest"
 
 
-def _fault(fault: Row, count: int) -> Section:
-    """The first of the faults of one kind at one line."""
+def _fault(fault: Row) -> Section:
+    """A fault, how often it was seen, and where first."""
+    count = fault["count"]
     where = place(fault["file"], fault["line"]) or f"an unknown line ({fault['opcode']})"
-    times = f", {count} times" if count > 1 else ""
+    times = f", {count:,} times" if count > 1 else ""
     first = [f"{name} {_indices(fault[name])}" for name in ("block", "thread") if fault[name] is not None]
     first += [f"address {fault['address']:#x}"] if fault["address"] is not None else []
     what = f"{fault['message']}; {'first: ' if count > 1 else ''}{', '.join(first)}" if first else fault["message"]

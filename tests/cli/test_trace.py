@@ -65,9 +65,18 @@ KERNEL = KernelTrace(
 )
 RACE = "reads what thread (3, 0, 0) of block (0, 0, 0) wrote at line 40 in shared memory, with no barrier in between"
 FAULTS = (
-    *(
-        Fault(FaultKind.RACE, RACE, "attention", "/k/fake.cu", 52, "ldmatrix", (0, 0, 0), (thread, 0, 0), 16 * thread)
-        for thread in range(3)
+    Fault(
+        FaultKind.RACE,
+        RACE,
+        "attention",
+        "/k/fake.cu",
+        52,
+        "ldmatrix",
+        (0, 0, 0),
+        (0, 0, 0),
+        0,
+        other=("/k/fake.cu", 40),
+        count=1200,
     ),
     Fault(FaultKind.DEADLOCK, "all threads wait", "attention", "", 0, "bar.sync"),
 )
@@ -144,20 +153,22 @@ def test_a_narrow_terminal_cuts_nothing(trace: Callable[..., Result], snapshot: 
     assert "8,388,608" in result.out
 
 
-def test_faults_make_it_fail_and_are_grouped(trace: Callable[..., Result], tmp_path: Path) -> None:
+def test_faults_make_it_fail_and_are_counted(trace: Callable[..., Result], tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     result = trace(made_up(*FAULTS), *SIZE, "--output", str(file))
     assert result.code == 1
-    assert "Faults: 4, of 2 kinds or lines" in result.out
-    assert "data-race in attention at fake.cu:52, 3 times" in result.out
+    assert "Faults: 2, seen 1,201 times" in result.out
+    assert "data-race in attention at fake.cu:52, 1,200 times" in result.out
     assert f"{RACE}; first: block (0, 0, 0), thread (0, 0, 0), address 0x0" in result.out
     assert "deadlock in attention at an unknown line (bar.sync)" in result.out
     assert "Counts may be incomplete" in result.out
     assert result.out.endswith("1 traced, 1 with faults\n")
     saved = json.loads(file.read_text())
-    assert saved["faults"] == 4
+    assert saved["faults"] == 2
     assert saved["rows"][0]["status"] == "error"
-    assert [fault["thread"] for fault in saved["rows"][0]["faults"]] == [[0, 0, 0], [1, 0, 0], [2, 0, 0], None]
+    race, deadlock = saved["rows"][0]["faults"]
+    assert (race["line"], race["other_file"], race["other_line"], race["count"]) == (52, "/k/fake.cu", 40, 1200)
+    assert (deadlock["line"], deadlock["other_line"], deadlock["count"], deadlock["thread"]) == (None, None, 1, None)
 
 
 def test_lines_with_conflicts_are_listed_however_cold(trace: Callable[..., Result]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from attnprof.emulator import EmulatedFault, FaultKind, Mode
+from attnprof.emulator.faults import Fault, grouped
 from attnprof.model.errors import KernelFault
 from tests.unit.emulator.emulator_harness import Bench
 
@@ -390,6 +391,49 @@ def test_recorded_faults_do_not_raise_and_come_as_json(bench: Bench) -> None:
     assert record["line"] == seeded.line
     assert record["thread"] == (0, 0, 0)
     assert str(record["file"]).endswith(".cu")
+
+
+@pytest.mark.parametrize("unroll", ["#pragma unroll", "#pragma unroll 1"])
+def test_one_mistake_is_one_fault_with_its_count_unrolled_or_not(bench: Bench, unroll: str) -> None:
+    source = f"""
+    extern "C" __global__ void k(const float* in, float* out) {{
+        __shared__ float row[64];
+        row[threadIdx.x] = in[threadIdx.x];
+        float sum = 0.0f;
+        {unroll}
+        for (int i = 0; i < 64; ++i) sum += row[(threadIdx.x * 5 + i) % 64];
+        row[threadIdx.x] = sum;
+        out[threadIdx.x] = sum;
+    }}"""
+    outcome = bench.run(
+        source,
+        "k",
+        {"in": np.ones(64, "f4"), "out": np.zeros(64, "f4")},
+        outputs=("out",),
+        block=(64, 1, 1),
+        mode=Mode.CHECKS,
+        on_fault="record",
+    )
+    reads, overwrites = outcome.trace.faults
+    assert (reads.line, reads.other[1], reads.count) == (7, 4, 64)
+    assert (overwrites.line, overwrites.other[1]) == (8, 7)
+    assert reads.thread == (1, 0, 0)  # thread 0 begins with what it wrote itself
+    assert "reads what thread" in reads.message
+    assert "overwrites what thread" in overwrites.message
+
+
+def test_faults_are_grouped_by_kind_and_lines() -> None:
+    race = Fault(FaultKind.RACE, "first", "k", "/a.cu", 5, "ld", (0, 0, 0), (1, 0, 0), 16, other=("/a.cu", 3), count=2)
+    others = (
+        replace(race, other=("/a.cu", 4)),
+        replace(race, line=6),
+        replace(race, kind=FaultKind.UNINITIALISED, other=None),
+        replace(race, kernel="other"),
+        replace(race, file="", line=0, opcode="st"),
+        replace(race, file="", line=0, opcode="ld"),
+    )
+    again = replace(race, message="second", opcode="ld.v4", thread=(9, 0, 0), address=32, count=3)
+    assert grouped((race, *others, again)) == (replace(race, count=5), *others)
 
 
 def test_intended_infinities_make_no_nan(bench: Bench) -> None:
