@@ -59,6 +59,18 @@ class _Worst:
             self.value, self.where, self.seen = value, where, True
 
 
+# The checks that `check_resources` yields rows of.
+CHECKS = frozenset({Check.COMPILE, Check.SPILLS, Check.SHARED_MEMORY, Check.OCCUPANCY})
+
+
+def builds(spec: KernelSpec) -> Iterator[tuple[Build, str]]:
+    """Every variant and architecture that `check_resources` compiles, in that order."""
+    for arch in spec.arches:
+        device = _device(arch)
+        if device is not None:
+            yield from ((build, arch) for build in spec.builds(device))
+
+
 def check_resources(
     spec: KernelSpec, compiler: Compiler, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[CheckRow]:
@@ -83,10 +95,9 @@ def _arch_rows(
     ) -> CheckRow:
         return CheckRow(spec.name, check, status, value, limit, unit, arch, detail)
 
-    capability = _compute_capability(arch)
-    device = standing_for(capability) if capability is not None else None
+    device = _device(arch)
     if device is None:
-        for check in (Check.COMPILE, Check.SPILLS, Check.SHARED_MEMORY, Check.OCCUPANCY):
+        for check in sorted(CHECKS, key=list(Check).index):
             yield row(check, CheckStatus.SKIPPED, None, None, None, f"no GPU of the table is {arch}")
         return
     builds = spec.builds(device)
@@ -217,9 +228,10 @@ def _uses(spec: KernelSpec, device: DeviceSpec) -> dict[tuple[Build, str], _Use]
     return uses
 
 
-def _compute_capability(arch: str) -> tuple[int, int] | None:
+def _device(arch: str) -> DeviceSpec | None:
+    """A GPU of that architecture; None where the table has none."""
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    return (int(match[1]), int(match[2])) if match else None
+    return standing_for((int(match[1]), int(match[2]))) if match else None
 
 
 def _variant(build: Build) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from attnprof.check import resources
 from attnprof.check.cases import cases_for
 from attnprof.check.numerics import check_determinism, check_numerics, check_overflow
-from attnprof.check.resources import Compiler, check_resources
+from attnprof.check.resources import Compiler
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.softmax_workloads import overflow_case
 from attnprof.kernels.executor import Executor
+from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
+from attnprof.model.errors import AttnprofError
 
 NO_EXECUTOR = "needs a GPU or the emulator: there is neither"
 
@@ -53,9 +58,10 @@ def run_checks(
     """
     lost: str | None = None
     for spec in specs:
-        for row in check_resources(spec, compiler, progress=options.progress):
-            if row.check in options.checks:
-                yield row
+        if options.checks & resources.CHECKS:  # else there is nothing to compile ahead
+            for row in resources.check_resources(spec, compiler, progress=options.progress):
+                if row.check in options.checks:
+                    yield row
         blocked = lost or _blocked(spec, executor, options)
         for check in (Check.NUMERICS, Check.DETERMINISM, Check.OVERFLOW):
             if check not in options.checks or (check is Check.OVERFLOW and spec.largest_logit is None):
@@ -71,6 +77,28 @@ def run_checks(
                 yield row
 
 
+def compilations(
+    specs: Sequence[KernelSpec], executor: Executor | None, options: CheckOptions
+) -> Iterator[tuple[Build, str, Literal["cubin", "ptx"]]]:
+    """What `run_checks` will have compiled with the same arguments, in that order: build, architecture and target.
+
+    But for what the determinism and overflow checks alone would need: little, and seldom.
+    """
+    for spec in specs:
+        if options.checks & resources.CHECKS:
+            yield from ((build, arch, "cubin") for build, arch in resources.builds(spec))
+        runs = executor is not None and Check.NUMERICS in options.checks and _blocked(spec, executor, options) is None
+        if executor is not None and runs:
+            target: Literal["cubin", "ptx"] = "ptx" if executor.backend == "emulator" else "cubin"
+            for case in cases_for(spec, full=_full(executor, options)):
+                workload = replace(case.workload, direction=spec.direction)
+                if spec.unsupported(workload) is not None:
+                    continue
+                with suppress(AttnprofError):  # for the check to report
+                    launches = spec.plan(workload, executor.device).launches
+                    yield from ((launch.build, executor.arch, target) for launch in launches)
+
+
 def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptions) -> Iterator[CheckRow]:
     if check is Check.DETERMINISM:
         options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
@@ -79,11 +107,15 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
     if check is Check.OVERFLOW:
         yield check_overflow(spec, overflow_case(), executor, seed=options.seed)
         return
-    full = options.full if options.full is not None else executor.backend == "gpu"
-    for row in check_numerics(spec, cases_for(spec, full=full), executor, seed=options.seed, progress=options.progress):
+    cases = cases_for(spec, full=_full(executor, options))
+    for row in check_numerics(spec, cases, executor, seed=options.seed, progress=options.progress):
         yield row
         if row.context_lost:
             return
+
+
+def _full(executor: Executor, options: CheckOptions) -> bool:
+    return options.full if options.full is not None else executor.backend == "gpu"
 
 
 def _blocked(spec: KernelSpec, executor: Executor | None, options: CheckOptions) -> str | None:

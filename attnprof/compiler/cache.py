@@ -46,6 +46,10 @@ class DiskCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = _writable(default_folder(os.environ) if folder is None else folder)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry, without reading it: one that turns out not to be whole is compiled again."""
+        return self._paths(key)[1].is_file()
+
     def load(self, key: str) -> Entry | None:
         """The entry, or None when there is no whole one."""
         image_path, meta_path = self._paths(key)

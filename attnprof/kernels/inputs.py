@@ -170,7 +170,7 @@ def _normal(shape: tuple[int, ...], dtype: Dtype, key: tuple[int, int], *, raw: 
         flat[start : start + count] = encode(generator.standard_normal(count, dtype=np.float32), kept)
 
     chunks = range(-(-size // CHUNK))
-    threads = min(len(chunks), _available_cores())
+    threads = min(len(chunks), available_cores())
     if threads < 2:
         for chunk in chunks:
             fill(chunk)
@@ -180,6 +180,7 @@ def _normal(shape: tuple[int, ...], dtype: Dtype, key: tuple[int, int], *, raw: 
     return flat.reshape(shape)
 
 
-def _available_cores() -> int:
+def available_cores() -> int:
+    """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

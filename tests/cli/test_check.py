@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ class Compiler:
 
     spill_bytes = 0
     error: Exception | None = None
+
+    def __init__(self) -> None:
+        self.asked_ahead: list[tuple[Build, str, str]] = []
+
+    @contextmanager
+    def ahead(self, jobs: Iterable[tuple[Build, str, str]]) -> Iterator[None]:
+        self.asked_ahead += jobs
+        yield
 
     def compile(self, build: Build, arch: str, *, target: str = "cubin") -> Any:
         if self.error is not None:
@@ -149,3 +158,13 @@ def test_progress_names_each_finished_check(check: Callable[..., Result]) -> Non
     lines = check(None).err.splitlines()
     assert lines[0] == "fa2[causal] compile sm_80: pass (4 of 4 variants)"
     assert len(lines) == 10
+
+
+def test_everything_is_asked_for_before_it_is_needed(check: Callable[..., Result]) -> None:
+    compiler = Compiler()
+    assert check(FakeExecutor(backend="emulator", arch="sm_80"), compiler=compiler).code == 0
+    assert {(arch, target) for _, arch, target in compiler.asked_ahead} == {
+        ("sm_80", "cubin"),
+        ("sm_90a", "cubin"),
+        ("sm_80", "ptx"),
+    }

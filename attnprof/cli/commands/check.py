@@ -45,7 +45,7 @@ def check(
     HBM bytes, occupancy, wrong values and, on a GPU, time of a kernel with one thing wrong, and of its cure.
     """
     from attnprof.check.rows import Check
-    from attnprof.check.runner import CheckOptions, run_checks
+    from attnprof.check.runner import CheckOptions, compilations, run_checks
     from attnprof.cli import traps as trap_check
     from attnprof.compiler import Compiler
     from attnprof.report import check as view
@@ -80,10 +80,11 @@ def check(
             return _report(heading, rows, where, interrupted=interrupted)
 
         try:
-            for row in run_checks(specs, where.executor, compiler, settings):
-                rows.append(row.as_row())
-                progress.done(view.live_line(rows[-1]))
-                out.save(report())
+            with compiler.ahead(compilations(specs, where.executor, settings)):
+                for row in run_checks(specs, where.executor, compiler, settings):
+                    rows.append(row.as_row())
+                    progress.done(view.live_line(rows[-1]))
+                    out.save(report())
         except KeyboardInterrupt:
             interrupted = True
     out.show(report())

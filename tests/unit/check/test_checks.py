@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnprof.check import resources
 from attnprof.check.rows import Check, CheckRow, CheckStatus
-from attnprof.check.runner import CheckOptions, run_checks
+from attnprof.check.runner import CheckOptions, compilations, run_checks
 from attnprof.check.workloads import full_set, small_set
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.inputs import Distribution
@@ -86,6 +87,28 @@ def test_without_an_executor_the_compile_checks_run_and_the_rest_says_what_it_ne
 
 def test_only_the_chosen_checks_yield_rows() -> None:
     assert {row.check for row in rows_of(FakeExecutor(), checks=NUMERICS, full=False)} == NUMERICS
+
+
+def test_checks_that_need_a_run_alone_compile_nothing_for_other_architectures() -> None:
+    compiler = FakeCompiler()
+    rows_of(FakeExecutor(), compiler, checks=NUMERICS, full=False)
+    assert compiler.compiled == []
+    rows_of(FakeExecutor(), compiler, checks=frozenset({Check.SPILLS}))
+    assert {arch for _, arch in compiler.compiled} == {"sm_80", "sm_90a"}
+
+
+@pytest.mark.parametrize("backend", ["gpu", "emulator"])
+@pytest.mark.parametrize("checks", [resources.CHECKS | NUMERICS, NUMERICS, resources.CHECKS], ids=len)
+def test_what_will_be_compiled_is_known_beforehand(backend: str, checks: frozenset[Check]) -> None:
+    executor, compiler = FakeExecutor(backend=backend, arch="sm_80"), FakeCompiler()
+    specs = [fake_spec("one"), fake_spec("other", arches=("sm_90a",))]
+    options = CheckOptions(checks=checks, full=False)
+    known = list(compilations(specs, executor, options))
+    list(run_checks(specs, executor, compiler, options))
+    cubins = list(dict.fromkeys((build, arch) for build, arch, target in known if target == "cubin"))
+    assert cubins[: len(compiler.compiled)] == compiler.compiled
+    ran = {(build, arch, "ptx" if backend == "emulator" else "cubin") for build, arch in executor._cache}
+    assert set(known) == {(build, arch, "cubin") for build, arch in compiler.compiled} | ran
 
 
 def test_a_kernel_for_another_architecture_is_skipped() -> None:
