@@ -5,12 +5,15 @@ emulator runs the PTX for sm_80, the GPU its own machine code of the same source
 
 Two rules, with the unit roundoff u of the element type, each for every output of every case:
 
-* the norm of the difference is at most twice that of the rounding errors that the output may have: 2 u ‖output‖;
-* an element's difference is at most 2 u times the sum of the magnitudes that were added up for it (Σ P |V| for O).
+* the norm of the difference is at most twice that of the rounding errors that the output may have: 2 u ‖output‖, and of
+  a kernel that rounds S too, 2 u ‖Σ P (1 + |S|) |V|‖;
+* an element's difference is at most 2 u times the sum of the magnitudes that were added up for it (Σ P |V| for O) and
+  its own.
 
 The first is the claim: outputs agree within twice the type's rounding. The second keeps single elements from hiding in
-a norm. A kernel sums in fp32 and rounds P, and O, to its element type. The two sum in different orders, so a value next
-to a rounding boundary falls on different sides of it, and is then 2 u apart.
+a norm. A kernel sums in fp32 and rounds P or dS, then its output, to its element type. The two sum in different orders,
+so a value next to a rounding boundary falls on different sides of it, and is then 2 u apart: in each addend, and in
+the output. A rounding of S by u |S| changes P by as much, relative to it.
 """
 
 from __future__ import annotations
@@ -169,7 +172,9 @@ def agreement(
     else:
         relative = 2 * (UNIT_ROUNDOFF[dtype] + EXPONENTIAL[dtype])
         by_norm = np.maximum(relative * finite, 2 * SMALLEST_ROUNDING[dtype] * (finite > 0))
-        by_element = by_norm if size is None else np.maximum(relative * size, by_norm)
+        by_element = by_norm if size is None else relative * size + by_norm
+        if size is not None and "s" in spec.rounds:
+            by_norm = np.maximum(by_norm, relative * size)
     return Agreement(
         spec.name,
         case.label,
@@ -196,7 +201,6 @@ def magnitudes(spec: KernelSpec, workload: Workload, inputs: Arrays) -> dict[str
         kv_head = head // (w.heads // w.kv_heads)
         q, k, v = values["q"][batch, head], values["k"][batch, kv_head], values["v"][batch, kv_head]
         p, s = _probabilities(q, k, w)
-        # A rounding of S by u |S| changes P by as much, relative to it.
         weight = p * (1.0 + np.abs(s)) if "s" in spec.rounds else p
         sizes["o"][batch, head] = weight @ np.abs(v)
         if backward:
