@@ -22,6 +22,17 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
+// How a chunk is moved. The kernels are written for the first; the others are there to be measured beside it: a lane's 16
+// bytes element by element, or marked as used once (evict-first), which they are.
+#define ACCESS_CHUNK 0
+#define ACCESS_ELEMENT 1
+#define ACCESS_STREAMING 2
+#ifndef ACCESS
+#define ACCESS ACCESS_CHUNK
+#endif
+
+#if ACCESS == ACCESS_CHUNK
+
 // Load and store a chunk. Without a cache hint, although every byte is used once a pass: on an H200 loads that are marked
 // evict-first (.cs, or L1::no_allocate, which means it for L2 too) made a 1 GiB softmax 5 % slower, such stores 1 %.
 // Volatile, so that loads are issued in the order they stand in, all before the first is used. Stores too: of one in four at
@@ -39,6 +50,34 @@ __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
                  "r"(chunk.w)
                  : "memory");
 }
+
+#elif ACCESS == ACCESS_ELEMENT
+
+// Neighbouring lanes are 16 bytes apart, so that each of the CHUNK requests touches all sectors that one would.
+struct alignas(16) Elements {
+    element each[CHUNK];
+};
+
+__device__ __forceinline__ uint4 load_chunk(const element* address) {
+    Elements elements;
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) elements.each[i] = address[i];
+    return reinterpret_cast<const uint4&>(elements);
+}
+
+__device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
+    const Elements& elements = reinterpret_cast<const Elements&>(chunk);
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) address[i] = elements.each[i];
+}
+
+#else  // ACCESS_STREAMING
+
+__device__ __forceinline__ uint4 load_chunk(const element* address) { return load_16_streaming(address); }
+
+__device__ __forceinline__ void store_chunk(element* address, uint4 chunk) { store_16_streaming(address, chunk); }
+
+#endif
 
 // The chunk's elements as floats: exact.
 __device__ __forceinline__ void unpack(const uint4& chunk, float (&values)[CHUNK]) {

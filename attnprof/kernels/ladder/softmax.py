@@ -51,6 +51,7 @@ WARP_SHAPES = ((4, 2), (8, 4), (16, 4), (32, 4))
 WARP_KERNEL_THREADS = 64
 # Rows in the registers of a block: chunks a thread, and most threads.
 REGISTER_CHUNKS, REGISTER_THREADS = 8, 512
+REGISTER_BYTES = REGISTER_CHUNKS * REGISTER_THREADS * CHUNK_BYTES
 # Rows in registers and shared memory: threads a block where two blocks may share an SM, and where one has it alone.
 SHARED_THREADS, ALONE_THREADS = 512, 1024
 SHARED_BATCH = 4
@@ -179,8 +180,15 @@ def _spec(
         builds=builds,
         rounds=("o",),
         operation="softmax",
+        variants=lambda: _variants(name),
         largest_logit=largest_logit,
     )
+
+
+def _variants(name: str) -> tuple[KernelSpec, ...]:
+    from attnprof.kernels import softmax_variants  # which builds on this module
+
+    return softmax_variants.VARIANTS.get(name, ())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
