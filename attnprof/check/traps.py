@@ -1,8 +1,8 @@
 """The traps of the field, each beside its cure: what falling in costs, and whether the cure still cures.
 
 A trap is two kernels that compute the same, one of them with something wrong, and the quantity that shows it. The
-verdict needs no clock. Conflicts, bytes, requests and the like are counted on the emulator, warps follow from what ptxas
-reports, and values come from wherever kernels run; time is measured on a GPU and is reported, not judged.
+verdict needs no clock. Conflicts, bytes, requests and the like are counted on the emulator, warps follow from what
+ptxas reports, and values come from wherever kernels run; time is measured on a GPU and is reported, not judged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ class Quantity(StrEnum):
     """What shows a trap; the value is its unit.
 
     ``BANK_CONFLICTS``: passes of shared-memory requests beyond those needed; a cure has none. ``HBM_BYTES``: of all
-    tensors; a cure moves what its ledger says, and less than the trap. ``SECTORS``: of 32 bytes, that requests to global
-    memory touch; a cure fills them with the bytes that it asks for. ``REQUESTS``: of a warp to global memory; a cure asks
-    for 512 bytes in each. ``BARRIERS``: that blocks pass; a cure has fewer. ``EXPONENTIALS``: that are evaluated; a cure
-    has those of its demand, and a tenth more at most where partial sums are merged. ``WARPS_PER_SM``: that can be
-    resident; a cure has more. ``NOT_FINITE``: NaN and infinite elements of the output; a cure has none, and is right.
+    tensors; a cure moves what its ledger says, and less than the trap. ``SECTORS``: of 32 bytes, that requests to
+    global memory touch; a cure fills them with the bytes that it asks for. ``REQUESTS``: of a warp to global memory; a
+    cure asks for 512 bytes in each. ``BARRIERS``: that blocks pass; a cure has fewer. ``EXPONENTIALS``: that are
+    evaluated; a cure has those of its demand, and a tenth more at most where partial sums are merged.
+    ``WARPS_PER_SM``: that can be resident; a cure has more. ``NOT_FINITE``: NaN and infinite elements of the output; a
+    cure has none, and is right.
     """
 
     BANK_CONFLICTS = "bank conflicts"

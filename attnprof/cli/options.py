@@ -58,7 +58,7 @@ Variants = Annotated[
     typer.Option(
         "--variant",
         metavar="NAME",
-        help="Variants of --kernel instead of the kernel itself: traps and other cures. base: the kernel itself; all: both.",
+        help="Variants of --kernel instead of itself: traps and other cures. base: the kernel itself; all: it and every variant.",
     ),
 ]
 Ceilings = Annotated[

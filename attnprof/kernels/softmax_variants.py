@@ -1,9 +1,9 @@
-"""Variants of the softmax kernels: the same source with one thing done wrong, to see what that costs, or done otherwise.
+"""Variants of the softmax kernels: the same source with one thing done wrong, to see what that costs, or otherwise.
 
-Each has a macro more than its kernel in every build. ``scalar``: a lane's 16 bytes element by element. ``narrow``: an element
-a lane, neighbours side by side. ``tree`` and ``interleaved``: the block's reductions through shared memory, without and
-with bank conflicts. ``per-element``: the running sum rescaled for each element. ``streaming``: loads and stores marked as
-used once. ``no-max``: no maximum is subtracted.
+Each has a macro more than its kernel in every build. ``scalar``: a lane's 16 bytes element by element. ``narrow``: an
+element a lane, neighbours side by side. ``tree`` and ``interleaved``: the block's reductions through shared memory,
+without and with bank conflicts. ``per-element``: the running sum rescaled for each element. ``streaming``: loads and
+stores marked as used once. ``no-max``: no maximum is subtracted.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ SCALAR = Change(
     "scalar",
     {"ACCESS": "ACCESS_ELEMENT"},
     "with a lane's 16 bytes element by element",
-    "Neighbouring lanes are 16 bytes apart, so that a request for 2 bytes a lane touches the sectors that one for 16 would: "
-    "eight times as many in all, for the caches to serve.",
+    "Neighbouring lanes are 16 bytes apart, so that a request for 2 bytes a lane touches the sectors that one for 16 "
+    "would: eight times as many in all, for the caches to serve.",
 )
 # Two blocks an SM would have to spill: 16-bit loads take a register each until they are packed.
 SCALAR_FUSED = replace(SCALAR, macros={**SCALAR.macros, "BLOCKS_PER_SM": "1"})
@@ -104,8 +104,8 @@ NARROW = Change(
     "narrow",
     {"ALL_EDGE": "1"},
     "with an element a lane",
-    "Neighbouring lanes take neighbouring elements, as most people's first kernel does: no sector is wasted, but a request "
-    "moves 64 bytes and not 512, so that there are eight times as many.",
+    "Neighbouring lanes take neighbouring elements, as most people's first kernel does: no sector is wasted, but a "
+    "request moves 64 bytes and not 512, so that there are eight times as many.",
 )
 TREE = Change(
     "tree",
@@ -117,8 +117,8 @@ INTERLEAVED = Change(
     "interleaved",
     {"REDUCTION": "REDUCTION_INTERLEAVED"},
     "reducing neighbours first",
-    "The tree that starts with neighbours: at each level the active lanes lie twice as far apart, until all of a warp's "
-    "share a bank.",
+    "The tree that starts with neighbours: at each level the active lanes lie twice as far apart, until all of a "
+    "warp's share a bank.",
 )
 PER_ELEMENT = Change(
     "per-element",
