@@ -58,7 +58,10 @@ Variants = Annotated[
     typer.Option(
         "--variant",
         metavar="NAME",
-        help="Variants of --kernel instead of itself: traps and other cures. base: the kernel itself; all: it and every variant.",
+        help=(
+            "Variants of --kernel: traps and other cures (attnprof kernels lists them); base is the kernel itself, all is "
+            "both."
+        ),
     ),
 ]
 Ceilings = Annotated[

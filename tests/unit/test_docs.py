@@ -60,7 +60,7 @@ def outputs(page: Path) -> Iterator[tuple[str, str]]:
         if language != "console" or not command.startswith("$ attnprof ") or ".py" in command:
             continue
         words = shlex.split(command)[2:]
-        if words[0] in INSTANT and not (words[0] == "tile" and "--kernel" in words):
+        if "--help" in words or (words[0] in INSTANT and not (words[0] == "tile" and "--kernel" in words)):
             yield " ".join(map(shlex.quote, words)), shown
 
 

@@ -42,8 +42,9 @@ def check(
     """Check numerics and resources of the kernels.
 
     Compiles every variant for every architecture a kernel names (no GPU needed), then runs the kernels on awkward
-    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: bank conflicts,
-    HBM bytes, occupancy, wrong values and, on a GPU, time of a kernel with one thing wrong, and of its cure.
+    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: what a kernel with
+    one thing wrong costs beside its cure, in bank conflicts, memory requests, HBM bytes, occupancy or wrong values, and
+    on a GPU in time.
     """
     from attnprof.check.rows import Check
     from attnprof.check.runner import CheckOptions, run_checks
