@@ -59,8 +59,8 @@ Variants = Annotated[
         "--variant",
         metavar="NAME",
         help=(
-            "Variants of --kernel: traps and other cures (attnprof kernels lists them); base is the kernel itself, all is "
-            "both."
+            "Variants of --kernel: traps and other cures (attnprof kernels lists them); "
+            "base is the kernel itself, all is both."
         ),
     ),
 ]
