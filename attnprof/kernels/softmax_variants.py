@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from attnprof.kernels.ladder import softmax
-from attnprof.kernels.ladder.softmax import LARGEST_NAIVE_LOGIT, REGISTER_BYTES
+from attnprof.kernels.ladder.softmax import LARGEST_NAIVE_LOGIT
 from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.kernels.softmax_placement import REGISTER_BYTES
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec
