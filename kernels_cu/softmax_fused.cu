@@ -246,7 +246,11 @@ __device__ __forceinline__ void issue_copies(const Column& column) {
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         for (int i = column.group_end(group); i < column.group_end(group + 1); ++i) {
+#if ACCESS == ACCESS_CHUNK && !defined(COPIES_PLAIN)
+            cp_async_16_evict_last(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
+#else
             cp_async_16(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
+#endif
         }
         cp_async_commit();
     }

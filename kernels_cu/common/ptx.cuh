@@ -8,6 +8,13 @@ __device__ __forceinline__ unsigned smem_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The cache policy of lines that L2 should evict last.
+__device__ __forceinline__ unsigned long long evict_last() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+    return policy;
+}
+
 // Copy 16 bytes global -> shared past the registers. .cg skips L1: a tile is read once by this block.
 __device__ __forceinline__ void cp_async_16(unsigned smem, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem), "l"(global) : "memory");
@@ -17,6 +24,12 @@ __device__ __forceinline__ void cp_async_16(unsigned smem, const void* global) {
 // The address must still be valid when bytes is 0, so callers clamp it.
 __device__ __forceinline__ void cp_async_16_zfill(unsigned smem, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
+}
+
+// As the first, and L2 is to evict what it brings last.
+__device__ __forceinline__ void cp_async_16_evict_last(unsigned smem, const void* global) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "l"(evict_last())
+                 : "memory");
 }
 
 // The same for one 4-byte element, through L1.
