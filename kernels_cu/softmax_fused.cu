@@ -70,7 +70,8 @@ struct Share {
     uint4 chunks_rmem[CHUNKS];
     float edge_rmem[edges];
 
-    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing.
+    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing. Rows that
+    // registers hold are loaded to be evicted last (see load_chunk); it was not measured beyond.
     __device__ __forceinline__ void load(const Row& whole, int number, int of) {
         row = whole;
         member = number;
@@ -79,7 +80,7 @@ struct Share {
         for (int i = 0; i < CHUNKS; ++i) {
             const int chunk = member + i * members;
             chunks_rmem[i] = empty_chunk();
-            if (chunk < row.chunks) chunks_rmem[i] = load_chunk(row.x + row.chunk_offset(chunk));
+            if (chunk < row.chunks) chunks_rmem[i] = load_chunk<PLACE != PLACE_SHARED>(row.x + row.chunk_offset(chunk));
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
@@ -246,11 +247,7 @@ __device__ __forceinline__ void issue_copies(const Column& column) {
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         for (int i = column.group_end(group); i < column.group_end(group + 1); ++i) {
-#if ACCESS == ACCESS_CHUNK && !defined(COPIES_PLAIN)
-            cp_async_16_evict_last(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
-#else
             cp_async_16(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
-#endif
         }
         cp_async_commit();
     }

@@ -22,33 +22,32 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// How a chunk is moved. The kernels are written for the first; the others are there to be measured beside it: a lane's 16
-// bytes element by element, marked as used once (evict-first), which they are, or without a word about caches.
+// How a chunk is moved. The first is as each kernel asks; the others are there to be measured beside it: a lane's 16 bytes
+// element by element, marked as used once (evict-first), which they are, or all loads without a hint, or all to be evicted
+// last.
 #define ACCESS_CHUNK 0
 #define ACCESS_ELEMENT 1
 #define ACCESS_STREAMING 2
 #define ACCESS_PLAIN 3
+#define ACCESS_EVICT_LAST 4
 #ifndef ACCESS
 #define ACCESS ACCESS_CHUNK
 #endif
 
-#if ACCESS == ACCESS_CHUNK || ACCESS == ACCESS_PLAIN
+#if ACCESS != ACCESS_ELEMENT && ACCESS != ACCESS_STREAMING
 
-// Load and store a chunk. Loads ask L2 to evict what they bring last, although no byte is read again: on an H200 that made a
-// 1 GiB softmax, and a copy, 1.7 % faster, and evict-first (.cs, or L1::no_allocate, which means it for L2 too) 5 % slower.
+// Load and store a chunk. With `last`, L2 is to evict it after all else, although no byte is read again: on an H200 that made
+// a 1 GiB softmax of 1024 columns, and a copy, 1.7 % faster. Evict-first (.cs, or L1::no_allocate, which means it for L2 too)
+// makes loads 5 % slower and stores 1 %.
 // Volatile, so that loads are issued in the order they stand in, all before the first is used. Stores too: of one in four at
 // 1024 columns the compiler would make four of 4 bytes, each of which touches the sectors of all 16.
+template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) {
+    if constexpr (ACCESS == ACCESS_EVICT_LAST || (last && ACCESS != ACCESS_PLAIN)) return load_16_evict_last(address);
     uint4 chunk;
-#if ACCESS == ACCESS_CHUNK
-    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;\n"
-                 : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
-                 : "l"(address), "l"(evict_last()));
-#else
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
                  : "l"(address));
-#endif
     return chunk;
 }
 
@@ -65,6 +64,7 @@ struct alignas(16) Elements {
     element each[CHUNK];
 };
 
+template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) {
     Elements elements;
 #pragma unroll
@@ -80,6 +80,7 @@ __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
 
 #else  // ACCESS_STREAMING
 
+template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) { return load_16_streaming(address); }
 
 __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) { store_16_streaming(address, chunk); }

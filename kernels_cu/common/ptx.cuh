@@ -8,13 +8,6 @@ __device__ __forceinline__ unsigned smem_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The cache policy of lines that L2 should evict last.
-__device__ __forceinline__ unsigned long long evict_last() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
-    return policy;
-}
-
 // Copy 16 bytes global -> shared past the registers. .cg skips L1: a tile is read once by this block.
 __device__ __forceinline__ void cp_async_16(unsigned smem, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(smem), "l"(global) : "memory");
@@ -24,12 +17,6 @@ __device__ __forceinline__ void cp_async_16(unsigned smem, const void* global) {
 // The address must still be valid when bytes is 0, so callers clamp it.
 __device__ __forceinline__ void cp_async_16_zfill(unsigned smem, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
-}
-
-// As the first, and L2 is to evict what it brings last.
-__device__ __forceinline__ void cp_async_16_evict_last(unsigned smem, const void* global) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "l"(evict_last())
-                 : "memory");
 }
 
 // The same for one 4-byte element, through L1.
@@ -104,6 +91,17 @@ __device__ __forceinline__ T computed_late(T value) {
 // Ask for the 128-byte line at an address to be brought from HBM into L2. It takes no register and nobody waits for it.
 __device__ __forceinline__ void prefetch_l2(const void* pointer) {
     asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
+}
+
+// A load of 16 bytes that L2 should evict last.
+__device__ __forceinline__ uint4 load_16_evict_last(const void* pointer) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+    uint4 value;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;\n"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(pointer), "l"(policy));
+    return value;
 }
 
 // Loads and stores of 16 bytes that are used once: keep them from displacing what will be read again.

@@ -46,9 +46,9 @@ def counted(name: str, columns: int) -> Counted:
 
 def test_names() -> None:
     assert {name: [spec.name for spec in specs] for name, specs in VARIANTS.items()} == {
-        "softmax-safe": [f"softmax-safe[{name}]" for name in ("scalar", "narrow", "tree", "interleaved")],
-        "softmax-online": [f"softmax-online[{name}]" for name in ("scalar", "tree", "per-element")],
-        "softmax-fused": [f"softmax-fused[{name}]" for name in ("scalar", "streaming", "no-max")],
+        "softmax-safe": [f"softmax-safe[{name}]" for name in ("scalar", "narrow", "evict-last", "tree", "interleaved")],
+        "softmax-online": [f"softmax-online[{name}]" for name in ("scalar", "evict-last", "tree", "per-element")],
+        "softmax-fused": [f"softmax-fused[{name}]" for name in ("scalar", "streaming", "no-hint", "no-max")],
     }
     assert all(VARIANTS.get(base.name, ()) == base.variants() for base in SPECS)
     assert all(variant.variants() == () and variant.file == base.file for base, variant in ALL)
@@ -57,7 +57,7 @@ def test_names() -> None:
 def test_an_unknown_variant_lists_those_there_are() -> None:
     with pytest.raises(UsageError) as error:
         SPECS[3].variant("narrow")
-    assert error.value.hint == "it has scalar, streaming, no-max"
+    assert error.value.hint == "it has scalar, streaming, no-hint, no-max"
 
 
 @pytest.mark.parametrize("base", SPECS, ids=lambda spec: spec.name)
