@@ -172,6 +172,11 @@ class MeasuredRate:
     time: TimeStats | None
     reason: str | None = None
 
+    @property
+    def sm_clock_hz(self) -> int | None:
+        """The median SM clock while it ran; None where that is not known."""
+        return DeviceReadings.of(self.time.samples).sm_clock_hz if self.time else None
+
     def as_dict(self) -> dict[str, object]:
         """The rate for the run's header; ``value`` is None with a reason when it could not be measured."""
         return {
@@ -179,6 +184,7 @@ class MeasuredRate:
             "unit": self.unit,
             "dtype": self.dtype,
             "value": self.value,
+            "sm_clock_hz": self.sm_clock_hz,
             "time_s": self.time.as_dict() if self.time else None,
             "reason": self.reason,
         }

@@ -73,6 +73,13 @@ def open_peers(names: Sequence[str], executor: GpuExecutor) -> Mapping[str, Peer
     return {name: partial(executor.peer, name) for name in names}
 
 
+def software() -> Mapping[str, str | None]:
+    """Versions of the driver, of CUDA and of the libraries that this process has used so far, by name."""
+    from attnprof.gpu import versions
+
+    return versions.software()
+
+
 def measure_rates(
     executor: GpuExecutor, workloads: Sequence[Workload], settings: BenchOptions
 ) -> tuple[MeasuredRate, ...]:

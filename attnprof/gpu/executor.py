@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attnprof.compiler import Compiler
 from attnprof.gpu.faults import cuda_errors, translated
+from attnprof.gpu.flush import L2Flush
 from attnprof.gpu.limits import DeviceLimits, check_launch
 from attnprof.gpu.memory import Block, Copier, free_bytes
 from attnprof.gpu.nvml import Sensors
@@ -64,7 +65,8 @@ class GpuExecutor:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.sensors = sensors
         with translated("the GPU"):
-            self.queue = CudaQueue(self.stream, device.l2_bytes or _L2_UNKNOWN_BYTES)
+            flush = L2Flush(self.stream, device.l2_bytes or _L2_UNKNOWN_BYTES, device.sm_count, self._loaded)
+            self.queue = CudaQueue(self.stream, flush)
             self.copier = Copier(self.stream)
         self._device = device
         self._limits = limits
@@ -154,6 +156,9 @@ class GpuExecutor:
                 block.free()
             raise OutOfMemory(plan.footprint_bytes, free) from error
         return blocks
+
+    def _loaded(self, launch: Launch) -> Any:
+        return self._checked_kernel(launch, self.compile(launch.build))
 
     def _checked_kernel(self, launch: Launch, compiled: Compiled) -> Any:
         """The loaded kernel of a launch that the device allows."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from attnprof.gpu.memory import Block
 from attnprof.gpu.nvml import Sensors
 from attnprof.kernels.executor import Sample
 
@@ -56,16 +55,21 @@ class Queue(Protocol):
         ...
 
     def flush(self) -> None:
-        """Enqueue a write over more memory than the L2 cache holds."""
+        """Enqueue what empties the L2 cache."""
         ...
 
 
 class CudaQueue:
-    """A CUDA stream with a buffer of twice the L2 cache to flush it with."""
+    """A CUDA stream.
 
-    def __init__(self, stream: Any, l2_bytes: int) -> None:
+    Args:
+        stream: the stream.
+        flush: enqueues on it what empties the L2 cache.
+    """
+
+    def __init__(self, stream: Any, flush: Callable[[], None]) -> None:
         self.stream = stream
-        self._buffer = Block(2 * l2_bytes)
+        self.flush = flush
         # Events are kept and used again: making one takes longer than recording it, and destroying one after the
         # context was lost raises.
         self._events: list[Any] = []
@@ -99,16 +103,6 @@ class CudaQueue:
         import cupy
 
         return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e-3
-
-    def flush(self) -> None:
-        """As `Queue.flush`."""
-        from cupy.cuda import runtime
-
-        runtime.memsetAsync(self._buffer.address, 0, self._buffer.nbytes, self.stream.ptr)
-
-    def close(self) -> None:
-        """Free the buffer."""
-        self._buffer.free()
 
 
 class Stopwatch:

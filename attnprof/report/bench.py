@@ -96,11 +96,24 @@ def live_line(row: Mapping[str, Any]) -> str:
 
 
 def rate_text(rate: Mapping[str, Any]) -> str:
-    """``copy 4.21 TB/s``, or why it is unknown."""
+    """``copy 4.21 TB/s at 1.98 GHz``, or why it is unknown."""
     name = rate["name"] if rate["dtype"] is None else f"{rate['name']} {rate['dtype']}"
     if rate["value"] is None:
         return f"{name} unknown ({rate['reason']})"
-    return f"{name} {units.short(rate['value'], 'B/s' if rate['unit'] == 'byte/s' else 'FLOP/s')}"
+    value = units.short(rate["value"], "B/s" if rate["unit"] == "byte/s" else "FLOP/s")
+    clock = f" at {units.short(rate['sm_clock_hz'], 'Hz')}" if rate["sm_clock_hz"] is not None else ""
+    return f"{name} {value}{clock}"
+
+
+def software_text(versions: Mapping[str, str | None]) -> str:
+    """``driver 580.65.06 (CUDA 13.0) · NVRTC 13.0 · …``: what is known of `attnprof.gpu.versions.software`."""
+    names = {"driver": "driver", "nvrtc": "NVRTC", "cupy": "CuPy", "torch": "PyTorch", "cudnn": "cuDNN"}
+    cuda = {"driver": versions["cuda_driver"], "cupy": versions["cuda_runtime"]}
+    return " · ".join(
+        f"{label} {versions[key]}" + (f" (CUDA {cuda[key]})" if cuda.get(key) else "")
+        for key, label in names.items()
+        if versions[key] is not None
+    )
 
 
 def _codes(warnings: Sequence[Mapping[str, Any]]) -> list[str]:

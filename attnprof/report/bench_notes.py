@@ -11,10 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attnprof.report.document import Row
 from attnprof.report.roofline import row_names
 
+# Clocks that differ by more than this make the ratio of two rows' times doubtful by about as much.
+CLOCKS_APART = 0.02
+
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Why rows are not ``ok``, why peers have no time, and the warnings: each said once, with the rows it is about."""
-    return tuple(f"{row_names(about, rows)}: {text}" for text, about in (*_reasons(rows), *_warnings(rows)))
+    """Why rows are not ``ok``, why peers have no time, the warnings, and rows that are compared across clocks.
+
+    Each is said once, with the rows it is about.
+    """
+    found = (*_reasons(rows), *_warnings(rows), *_clocks_apart(rows))
+    return tuple(f"{row_names(about, rows)}: {text}" for text, about in found)
 
 
 def _reasons(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -43,6 +50,26 @@ def _warnings(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
             by_message = {together(about): about}
         for message, about in by_message.items():
             yield f"{message} ({advice[code]})", about
+
+
+def _clocks_apart(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Rows whose ``vs naive`` divides times that were taken at different clocks."""
+    apart: list[tuple[float, Row]] = []
+    for row in rows:
+        clock, naive = row["sm_clock_hz"], row["naive_sm_clock_hz"]
+        if row["measured_speedup_vs_naive"] is None or clock is None or naive is None:
+            continue
+        difference = abs(clock - naive) / max(clock, naive)
+        if difference > CLOCKS_APART:
+            apart.append((difference, row))
+    if apart:
+        most, row = max(apart, key=lambda pair: pair[0])
+        clocks = f"{row['naive_sm_clock_hz'] / 1e6:.0f} and {row['sm_clock_hz'] / 1e6:.0f} MHz"
+        yield (
+            f"vs naive divides times at SM clocks up to {100 * most:.0f} % apart (naive and this kernel: {clocks}), "
+            "and is off by up to as much (lock the clocks: nvidia-smi --lock-gpu-clocks)",
+            [row for _, row in apart],
+        )
 
 
 def _above_roof(about: Sequence[Row]) -> str:

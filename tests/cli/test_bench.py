@@ -23,6 +23,15 @@ from attnprof.model.workload import Workload
 from tests.cli.conftest import Cli, Result
 from tests.fakes import FakeClock, FakeExecutor, FakeTimed, attend, fake_demand, fake_spec
 
+SOFTWARE = {
+    "driver": "580.65.06",
+    "cuda_driver": "13.0",
+    "cuda_runtime": "13.0",
+    "nvrtc": "13.0",
+    "cupy": "14.2.0",
+    "torch": "2.11.0+cu130",
+    "cudnn": "9.19.0",
+}
 Snapshot = Callable[[str, str], None]
 
 
@@ -77,6 +86,7 @@ def bench(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def run(device: Device, *arguments: str, specs: tuple[KernelSpec, ...] = (), **changes: Any) -> Result:
         monkeypatch.setattr(backends, "open_gpu", lambda: device)
         monkeypatch.setattr(backends, "clock", device.clock)
+        monkeypatch.setattr(backends, "software", lambda: SOFTWARE)
         monkeypatch.setattr(options, "kernels", lambda *_: specs or (spec("fast"), spec("fa2[causal]")))
         return cli("bench", "--heads", "2", "--head-dim", "64", *arguments, **changes)
 
@@ -129,6 +139,7 @@ def test_the_json_of_a_row(bench: Callable[..., Result]) -> None:
     assert row["peers"]["torch-flash"]["speedup"] == pytest.approx(1.5, rel=1e-3)
     copy, matmul = document["rates"]
     assert copy["value"] == pytest.approx(4.2e12)
+    assert copy["sm_clock_hz"] == 1_980_000_000
     assert matmul["value"] == pytest.approx(750e12)
 
 
@@ -276,6 +287,42 @@ def test_the_measured_speed_up_over_naive(bench: Callable[..., Result]) -> None:
     assert [row["measured_speedup_vs_naive"] for row in result.json["rows"]] == pytest.approx([1.0, 3.0, 1.0, 3.0])
 
 
+def test_rows_at_other_clocks_than_naives_are_named(bench: Callable[..., Result]) -> None:
+    prepared: list[str] = []
+    clocks = {"naive": 1_740_000_000, "fast": 1_980_000_000, "near": 1_755_000_000}
+
+    def hot() -> Device:
+        return device(
+            on_prepare=lambda plan: prepared.append(plan.launches[0].build.file.stem),
+            sm_clock_hz=lambda _: clocks.get(prepared[-1]) if prepared else 1_980_000_000,
+        )
+
+    specs = tuple(spec(name) for name in (*clocks, "unread"))
+    rows = bench(hot(), "--seq", "128", "--json", specs=specs).json["rows"]
+    assert [row["sm_clock_hz"] for row in rows] == [*clocks.values(), None]
+    assert [row["naive_sm_clock_hz"] for row in rows] == [1_740_000_000] * 4
+    said = [line for line in bench(hot(), "--seq", "128", specs=specs).out.splitlines() if "vs naive divides" in line]
+    assert said == [
+        "fast at 128: vs naive divides times at SM clocks up to 12 % apart (naive and this kernel: 1740 and 1980 MHz), "
+        "and is off by up to as much (lock the clocks: nvidia-smi --lock-gpu-clocks)"
+    ]
+    without = bench(hot(), "--seq", "128", "--json", specs=specs[1:2]).json["rows"]
+    assert [row["naive_sm_clock_hz"] for row in without] == [None]
+
+
+def test_what_is_not_installed_is_left_out_of_the_heading(
+    bench: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Software  driver 580.65.06 (CUDA 13.0) · NVRTC 13.0 · CuPy 14.2.0 (CUDA 13.0) · PyTorch 2.11.0+cu130" in (
+        bench(device(), "--seq", "128").out
+    )
+    monkeypatch.setitem(SOFTWARE, "torch", None)
+    monkeypatch.setitem(SOFTWARE, "cudnn", None)
+    monkeypatch.setitem(SOFTWARE, "driver", None)
+    assert "Software  NVRTC 13.0 · CuPy 14.2.0 (CUDA 13.0)\n" in bench(device(), "--seq", "128").out
+    assert bench(device(), "--seq", "128", "--json").json["software"] == SOFTWARE
+
+
 def test_a_kernel_for_another_architecture_is_one_skipped_row(bench: Callable[..., Result]) -> None:
     specs = (spec("hopper", arches=("sm_90a",)), spec("fast"))
     result = bench(device(device=find("L4"), arch="sm_89"), "--seq", "128", "--json", specs=specs)
@@ -288,7 +335,7 @@ def test_a_kernel_for_another_architecture_is_one_skipped_row(bench: Callable[..
 
 def test_the_library_may_be_missing(bench: Callable[..., Result]) -> None:
     out = bench(device(), "--seq", "128", "--dtype", "bf16").out
-    assert "Measured  in this run: copy 4.2 TB/s · matmul bf16 unknown (PyTorch is missing" in out
+    assert "Measured  in this run: copy 4.2 TB/s at 1.98 GHz · matmul bf16 unknown (PyTorch is missing" in out
     assert "Measured" not in bench(device(), "--seq", "128", "--no-rates").out
 
 

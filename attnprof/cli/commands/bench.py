@@ -14,6 +14,8 @@ from attnprof.cli.output import Output, output
 from attnprof.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from attnprof.bench.rows import BenchRow, MeasuredRate
     from attnprof.bench.runner import BenchOptions
     from attnprof.kernels.executor import TimedExecutor
@@ -120,7 +122,7 @@ class _Run:
     peers: tuple[str, ...]
     rates: tuple[MeasuredRate, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
-    naive_s: dict[tuple[str, Workload], float] = field(default_factory=dict)
+    naive: dict[tuple[str, Workload], tuple[float, int | None]] = field(default_factory=dict)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -132,11 +134,12 @@ class _Run:
         median_s = row.time.median_s if row.time is not None and row.status == "ok" else None
         operation = values["operation"]
         if row.kernel == baseline.NAMES[operation] and median_s:
-            self.naive_s[operation, row.workload] = median_s
-        naive_s = self.naive_s.get((operation, row.workload))
+            self.naive[operation, row.workload] = median_s, values["sm_clock_hz"]
+        naive_s, naive_clock_hz = self.naive.get((operation, row.workload), (None, None))
         values["gpu"] = self.executor.device.name
         values["speedup_vs_naive"] = self.baseline.speedup(operation, row.workload, values["roof_time_s"])
         values["measured_speedup_vs_naive"] = naive_s / median_s if naive_s and median_s else None
+        values["naive_sm_clock_hz"] = naive_clock_hz if median_s else None
         self.rows.append(values)
         self.interrupted |= str(row.status) == "interrupted"
         self.out.save(self.report())
@@ -154,13 +157,15 @@ class _Run:
         from attnprof.report.document import Report, Section
 
         device, rates = self.executor.device, [rate.as_dict() for rate in self.rates]
-        section = Section(self._heading(rates), self.rows, notes(self.rows))
+        software = backends.software()
+        section = Section(self._heading(rates, software), self.rows, notes(self.rows))
         return Report(
             "bench",
             view.columns(self.peers),
             (section,),
             fields={
                 "device": device.as_json(),
+                "software": dict(software),
                 "ceilings": self.settings.ceilings,
                 "l2": self.settings.l2,
                 "seed": self.settings.seed,
@@ -171,7 +176,7 @@ class _Run:
             summary=view.LEGEND,
         )
 
-    def _heading(self, rates: list[dict[str, object]]) -> tuple[str, ...]:
+    def _heading(self, rates: list[dict[str, object]], software: Mapping[str, str | None]) -> tuple[str, ...]:
         from attnprof.model.ceilings import ceilings
         from attnprof.model.dtypes import Dtype
         from attnprof.report import bench as view
@@ -180,6 +185,7 @@ class _Run:
         dtypes = dict.fromkeys(Dtype(row["dtype"]) for row in self.rows)
         lines = [
             *gpus.device_lines(gpus.Target(device, f"local GPU, compiling for {self.executor.arch}")),
+            gpus.labelled("Software", view.software_text(software)),
             *gpus.ceiling_lines(((d, ceilings(device, d, settings.ceilings)) for d in dtypes), settings.ceilings),
         ]
         if rates:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.gpu import ncu_table
@@ -47,6 +49,30 @@ def test_a_difference_is_seen() -> None:
     assert ncu_table.Comparison("fa2_forward", "sectors loaded", 10_200, 10_240, 0.02).agrees
     assert not ncu_table.Comparison("fa2_forward", "sectors loaded", 10_000, 10_240, 0.02).agrees
     assert "| shared_plain | shared wavefronts | 3 | 3 | exactly |" in ncu_table.markdown([exact])
+
+
+def test_conflicts_without_a_wavefront_are_not_the_kernels_own(tmp_path: Path) -> None:
+    without, plain = "global_coalesced", "shared_plain"
+    kernels = {name: trace for name, trace in ncu_table.emulate(A100, tmp_path).items() if name in (without, plain)}
+    wavefronts, conflicts = ncu_table.WAVEFRONTS.sums[-1][0], ncu_table.CONFLICTS.sums[-1][0]
+
+    def compared(name: str, **of_ncu: int) -> ncu_table.Comparison:
+        metrics = {{"wavefronts": wavefronts, "conflicts": conflicts}[key]: value for key, value in of_ncu.items()}
+        rows = ncu_table.compare({name: kernels[name]}, {name: metrics})
+        return next(row for row in rows if row.quantity == "bank conflicts")
+
+    foreign = compared(without, wavefronts=0, conflicts=11)
+    assert foreign.agrees
+    assert (
+        f"| {without} | bank conflicts | 0 | 11 | not from this kernel's accesses: 0 wavefronts |"
+        in ncu_table.markdown([foreign])
+    )
+    # With wavefronts on either side, or unknown ones, conflicts are compared as ever.
+    assert not compared(without, wavefronts=1, conflicts=11).agrees
+    assert not compared(without, conflicts=11).agrees
+    assert not compared(plain, wavefronts=0, conflicts=11).agrees
+    assert not compared(plain, wavefronts=3, conflicts=11).agrees
+    assert not ncu_table.Comparison(without, "bank conflicts", 0, None, 0, foreign=True).agrees
 
 
 def test_the_emulated_side(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -236,10 +236,13 @@ def test_time_is_that_of_one_run_of_the_plan(
         sample = run.time(3, cold_l2=cold)
     assert sample.time_s == pytest.approx(2 * LAUNCH_MS * 1e-3)
     assert sample.launches == 3
-    entries = [entry for entry, _ in gpu.launched]
+    launched = [entry for entry, _ in gpu.launched]
+    entries = [entry for entry in launched if entry != "read_all"]
     # Once before the first sample, then at least the three.
     assert len(entries) >= 8
     assert entries == ["first", "second"] * (len(entries) // 2)
+    # Every timed run stands behind a flush, and none falls between its kernels.
+    assert launched[-9:] == ["read_all", "first", "second"] * 3 if cold else "read_all" not in launched
 
 
 def test_the_copy_peer_moves_its_bytes(gpu: FakeGpu, executor: GpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ def row(kernel: str, seq: int, *warnings: tuple[str, str], **values: Any) -> dic
         "status": "ok",
         "reason": None,
         "peers": {},
+        "sm_clock_hz": None,
+        "naive_sm_clock_hz": None,
+        "measured_speedup_vs_naive": None,
         "warnings": [{"code": code, "message": message, "advice": f"advice on {code}"} for code, message in warnings],
         **values,
     }
@@ -110,3 +113,28 @@ def test_a_kind_that_has_no_range_keeps_its_messages_and_reasons_come_first() ->
         "naive at 64; fa2 at 64: all tensors fit (advice on fits-l2)",
         "naive at 128: the intermediates fit (advice on fits-l2)",
     )
+
+
+def clocked(kernel: str, seq: int, mhz: int, naive_mhz: int, **values: Any) -> dict[str, Any]:
+    return row(
+        kernel,
+        seq,
+        sm_clock_hz=mhz * 1_000_000,
+        naive_sm_clock_hz=naive_mhz * 1_000_000,
+        **{"measured_speedup_vs_naive": 2.0, **values},
+    )
+
+
+def test_rows_compared_across_clocks_are_one_note_with_the_widest_pair() -> None:
+    rows = [
+        clocked("naive", 64, 1740, 1740),
+        clocked("fa1", 64, 1800, 1740),
+        clocked("fa2", 64, 1980, 1740),
+        clocked("fa2", 128, 1740, 1770),  # 1.7 %: not worth a word
+        clocked("fa2", 256, 1980, 1740, measured_speedup_vs_naive=None),
+    ]
+    assert notes(rows) == (
+        "fa1 at 64; fa2 at 64: vs naive divides times at SM clocks up to 12 % apart (naive and this kernel: 1740 and "
+        "1980 MHz), and is off by up to as much (lock the clocks: nvidia-smi --lock-gpu-clocks)",
+    )
+    assert notes(rows[:1]) == notes(rows[3:]) == ()
