@@ -43,6 +43,7 @@ def trace(
     rows: options.Rows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
+    variant: options.Variants = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="NAME", help="The GPU of the built-in table that it stands for.")
     ] = None,
@@ -72,7 +73,7 @@ def trace(
         *(kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction),
         rows or (["64"] if matrices else None),
         cols,
-    ).sweep(kernel)
+    ).sweep(kernel, variant)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")
     targets = gpus.targets(gpu)
