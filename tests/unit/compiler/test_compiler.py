@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
-from attnprof.compiler import Compiler, nvrtc
+from attnprof.compiler import Compiler, nvrtc, processes
 from attnprof.compiler import compiler as compiler_module
 from attnprof.compiler.headers import Headers
 from attnprof.kernels.plan import Build
@@ -207,3 +208,35 @@ def test_the_projects_common_headers_are_found_from_anywhere(tmp_path: Path, com
     for element in ("ELEMENT_FP16", "ELEMENT_BF16"):
         compiled = compiler.compile(Build(file, (("ELEMENT", element),)), "sm_80")
         assert compiled.resources["k"].spill_store_bytes == 0
+
+
+def test_ahead_many_are_compiled_at_once_into_the_same_cache(build: Build, compiler: Compiler) -> None:
+    builds = [Build(build.file, (("EXTRA", str(extra)),)) for extra in (1, 2, 3)]
+    compiler.compile(builds[0], "sm_80")
+    compiler.compile_ahead([*builds, builds[0]], "sm_80")
+    alone = Compiler(compiler.cache_dir.parent / "other")
+    for each in builds:
+        ahead = compiler.compile(each, "sm_80")
+        assert ahead.cached
+        assert ahead.image == alone.compile(each, "sm_80").image
+
+
+def test_ahead_what_is_refused_is_left_to_the_one_who_asks(build: Build, compiler: Compiler) -> None:
+    good, bad = build, Build(build.file, (("EXTRA", "no_such_name"),))
+    other = Build(build.file, (("EXTRA", "2"),))
+    compiler.compile_ahead([good, bad, other], "sm_80")
+    assert compiler.compile(good, "sm_80").cached
+    with pytest.raises(CompileError, match="no_such_name"):
+        compiler.compile(bad, "sm_80")
+
+
+@pytest.mark.parametrize("error", [OSError("no semaphores here"), BrokenProcessPool("a worker was killed")], ids=str)
+def test_a_machine_without_processes_compiles_all_the_same(
+    build: Build, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
+    compiler.compile_ahead([build, Build(build.file, (("EXTRA", "2"),))], "sm_80")
+    assert not compiler.compile(build, "sm_80").cached
