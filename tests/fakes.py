@@ -205,6 +205,9 @@ class FakeExecutor:
         self._cache.add(key)
         return fake_compiled(build, key[1], compile_time_s=0.0 if cached else self.compile_time_s, cached=cached)
 
+    def compile_ahead(self, builds: Sequence[Build]) -> None:
+        """Nothing to gain."""
+
     def prepare(self, plan: LaunchPlan) -> FakeRun:
         self.on_prepare(plan)
         builds = tuple(dict.fromkeys(launch.build for launch in plan.launches))
