@@ -121,26 +121,28 @@ def _tiles(width: int, *labels: str) -> tuple[Tiles, ...]:
     return tuple(Tiles.of(width, label) for label in labels)
 
 
-# The built-in choice of each width, by the columns of `attnprof.kernels.attention.built_in`. The first was measured, on
-# an H200; the others are reasoned: the nearest choice that fits the shared memory of an SM as often as it asks. Two
-# blocks should share an SM, so that one's softmax overlaps the other's products; from 192 on O fills so many registers
-# that a warp has 16 rows, and one block of 8 warps an SM was faster than two of 4.
-_D64 = "128x64 4w 2st 2b"
+# The built-in choice of each width, by the columns of `attnprof.kernels.attention.built_in`. Of the first those for 64
+# and 128 were measured on an H200 (docs/ladder/fa2.md); the others are reasoned: the nearest choice that fits the
+# shared memory of an SM as often as it asks. Two blocks should share an SM, so that one's softmax overlaps the other's
+# products; from 192 on O fills so many registers that a warp has 16 rows, and one block of 8 warps an SM was faster
+# than two of 4.
+_Q128 = "128x64 4w 2st 2b"
 DEFAULTS: Mapping[int, tuple[Tiles, ...]] = {
     # ---------- sm_90 ------------- sm_100 ------------------ sm_80 ------------------- sm_86, sm_89, sm_120 --------
-    32: _tiles(32, _D64, _D64, _D64, _D64),
-    64: _tiles(64, _D64, _D64, _D64, _D64),
-    96: _tiles(96, _D64, _D64, _D64, "128x32 4w 2st 2b"),
-    128: _tiles(128, _D64, _D64, "128x32 4w 2st 2b", "128x32 4w 1st 2b"),
+    32: _tiles(32, _Q128, _Q128, _Q128, _Q128),
+    64: _tiles(64, "128x128 4w 2st 2b", _Q128, _Q128, _Q128),
+    96: _tiles(96, _Q128, _Q128, _Q128, "128x32 4w 2st 2b"),
+    128: _tiles(128, _Q128, _Q128, "128x32 4w 2st 2b", "128x32 4w 1st 2b"),
     192: _tiles(192, *3 * ("128x64 8w 2st qreg 1b",), "128x32 8w 2st qreg 1b"),
     256: _tiles(256, "128x64 8w 2st 1b", "128x64 8w 2st 1b", "128x48 8w 2st qreg 1b", "128x32 8w 1st 1b"),
 }
 # Widths that have a variant of their own for contiguous tensors of that head dim; the others run the strided one.
 EXACT = (64, 128, 256)
-# On sm_90 ptxas fits 128 keys a step into the registers, of the contiguous variant only: on an H200 5 to 8 % faster
-# than 64. Under a causal mask short heads have too few such blocks of 128 rows to balance: smaller ones win there.
-SM_90_D256 = Tiles.of(256, "128x128 8w 1st 1b")
-SM_90_D256_SHORT_CAUSAL = Tiles.of(256, "64x64 4w 1st 2b")
+# On sm_90 ptxas fits Q into the registers beside O without a spill, of the contiguous variant only: on an H200 4 to
+# 11 % faster than the strided one's choice. Under a causal mask short heads have too few blocks of 128 rows to balance
+# their lengths: at 1024 smaller ones were 6 % faster, at 4096 2 % slower.
+SM_90_D256 = Tiles.of(256, "128x48 8w 2st qreg 1b")
+SM_90_D256_SHORT_CAUSAL = Tiles.of(256, "64x32 4w 2st qreg 2b")
 SHORT = 1024
 
 # What tuning tries beside the built-in choice: other blocks of keys (a longer one saves barriers, a shorter one leaves
@@ -148,20 +150,20 @@ SHORT = 1024
 # larger ones that share K and V.
 CANDIDATES: Mapping[int, tuple[Tiles, ...]] = {
     32: _tiles(
-        *(32, _D64, "128x128 4w 2st 2b", "128x128 4w 1st 2b", "128x64 4w 2st 3b", "128x64 4w 2st qreg 3b"),
+        *(32, _Q128, "128x128 4w 2st 2b", "128x128 4w 1st 2b", "128x64 4w 2st 3b", "128x64 4w 2st qreg 3b"),
         *("64x64 4w 2st 4b", "64x128 4w 2st 3b", "256x64 8w 2st 1b"),
     ),
     64: _tiles(
-        *(64, _D64, "128x128 4w 2st 2b", "128x128 4w 1st 2b", "128x96 4w 2st 2b", "128x32 4w 2st 2b"),
+        *(64, _Q128, "128x128 4w 2st 2b", "128x128 4w 1st 2b", "128x96 4w 2st 2b", "128x32 4w 2st 2b"),
         *("128x64 4w 1st 2b", "128x64 4w 2st qreg 2b", "128x64 8w 2st 2b", "64x64 4w 2st 4b", "64x64 4w 2st qreg 3b"),
-        *("64x128 4w 2st 3b", "256x64 8w 2st 1b"),
+        *("64x128 4w 2st 3b", "192x48 4w 2st 2b", "256x64 8w 2st 1b"),
     ),
     96: _tiles(
-        *(96, _D64, "128x96 4w 2st 2b", "128x96 4w 1st 2b", "128x64 4w 1st 2b", "128x32 4w 2st 2b"),
+        *(96, _Q128, "128x96 4w 2st 2b", "128x96 4w 1st 2b", "128x64 4w 1st 2b", "128x32 4w 2st 2b"),
         *("128x64 8w 2st 1b", "64x64 4w 2st 3b", "64x96 4w 1st 3b", "64x32 4w 2st 3b", "256x64 8w 2st 1b"),
     ),
     128: _tiles(
-        *(128, _D64, "128x64 4w 1st 2b", "128x80 4w 2st 2b", "128x80 4w 1st 2b", "128x48 4w 2st 2b"),
+        *(128, _Q128, "128x64 4w 1st 2b", "128x80 4w 2st 2b", "128x80 4w 1st 2b", "128x48 4w 2st 2b"),
         *("128x32 4w 2st 2b", "128x32 4w 1st 2b", "128x128 8w 2st 1b", "128x128 8w 1st 1b", "128x64 8w 2st qreg 1b"),
         *("64x64 4w 2st 2b", "64x64 4w 1st 3b", "64x128 4w 1st 2b", "64x32 4w 2st 3b", "256x64 8w 2st 1b"),
     ),

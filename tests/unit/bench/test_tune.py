@@ -25,7 +25,7 @@ from tests.fakes import FakeClock, FakeExecutor, attend
 
 (FA2,) = SPECS
 WORKLOAD = Workload.of(128, heads=2, head_dim=64)
-BUILT_IN, FASTER, SPILLING = "128x64 4w 2st 2b", "64x64 4w 2st 4b", "128x128 4w 2st 2b"
+BUILT_IN, FASTER, SPILLING = "128x128 4w 2st 2b", "64x64 4w 2st 4b", "128x96 4w 2st 2b"
 
 
 def label_of(build: Build) -> str:
