@@ -33,7 +33,7 @@ def _reasons(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         for peer, result in row["peers"].items():
             if result["reason"] and row["status"] == "ok":
                 found.setdefault(f"no time of {peer}: {result['reason']}", []).append(row)
-        if row["tiles_source"] == "tuned":
+        if row.get("tiles_source") == "tuned":
             found.setdefault(TUNED, []).append(row)
     yield from found.items()
 

@@ -128,7 +128,7 @@ def row_names(about: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
     texts: list[str] = []
-    if row["tiles_source"] == "tuned":
+    if row.get("tiles_source") == "tuned":
         texts.append(TUNED.capitalize())
     if row["reason"]:
         texts.append(f"Unknown roof ({row['reason']})")
