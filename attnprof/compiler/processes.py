@@ -36,7 +36,7 @@ def compile_in_processes(builds: Sequence[Build], arch: str, target: Target, cac
     # Not forked: a CUDA context and threads do not survive that.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_the_parent) as pool:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_an_interrupt) as pool:
             jobs = [pool.submit(_compile, build, arch, target, cache_dir) for build in builds]
             try:
                 for job in jobs:
@@ -56,8 +56,10 @@ def _compile(build: Build, arch: str, target: Target, cache_dir: Path) -> None:
         Compiler(cache_dir).compile(build, arch, target=target)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_at_an_interrupt() -> None:
+    # Ctrl-C reaches every process of the terminal: a worker ends at once and without a traceback. What it was writing
+    # has a temporary name still.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _available_cores() -> int:
