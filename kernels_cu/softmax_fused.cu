@@ -45,6 +45,12 @@
 #ifndef BLOCKS_PER_SM
 #define BLOCKS_PER_SM 1
 #endif
+// -DNO_MAX=1: e^x as it stands, to show that here, unlike between the first two rungs, the maximum costs no time. Of the
+// rows that registers hold.
+#ifndef NO_MAX
+#define NO_MAX 0
+#endif
+static_assert(!NO_MAX || PLACE != PLACE_SHARED, "NO_MAX is for rows that registers hold");
 static_assert(CHUNKS >= 1 && CHUNKS <= 16, "CHUNKS x 16 bytes must fit a lane's registers");
 static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES must be a power of two, at most 32");
 static_assert(CLUSTER >= 1 && CLUSTER <= 8, "a cluster of more than 8 blocks is not portable");
@@ -64,7 +70,8 @@ struct Share {
     uint4 chunks_rmem[CHUNKS];
     float edge_rmem[edges];
 
-    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing.
+    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing. Rows that
+    // registers hold are loaded to be evicted last (see load_chunk); it was not measured beyond.
     __device__ __forceinline__ void load(const Row& whole, int number, int of) {
         row = whole;
         member = number;
@@ -73,7 +80,7 @@ struct Share {
         for (int i = 0; i < CHUNKS; ++i) {
             const int chunk = member + i * members;
             chunks_rmem[i] = empty_chunk();
-            if (chunk < row.chunks) chunks_rmem[i] = load_chunk(row.x + row.chunk_offset(chunk));
+            if (chunk < row.chunks) chunks_rmem[i] = load_chunk<PLACE != PLACE_SHARED>(row.x + row.chunk_offset(chunk));
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
@@ -132,6 +139,12 @@ struct Share {
     }
 };
 
+// The largest value that `lanes` lanes hold together, in each of them: what to subtract from the exponents.
+template <int lanes, int edges>
+__device__ __forceinline__ float row_max(const Share<edges>& share) {
+    return NO_MAX ? 0.0f : lanes_max<lanes>(share.max());
+}
+
 // (m, l) over all warps of the CLUSTER blocks, in every thread: each warp writes its pair into every block's shared
 // memory, and after one barrier every warp merges all of them. CLUSTER x MAX_WARPS pairs of scratch.
 __device__ __forceinline__ Statistics merge_warps(const Statistics& warp, float2 (&scratch_smem)[CLUSTER * MAX_WARPS]) {
@@ -183,7 +196,7 @@ softmax_fused_warp(const element* __restrict__ x,  // (rows, cols)
     Share<EDGES> share;
     share.load(row_of(x, y, min(index, rows - 1), cols), threadIdx.x % LANES, LANES);
 
-    const float max = lanes_max<LANES>(share.max());
+    const float max = row_max<LANES>(share);
     const float sum = lanes_sum<LANES>(share.sum(anchor(max)));
     if (index < rows) share.store(max, reciprocal(sum));
 }
@@ -199,7 +212,7 @@ softmax_fused_block(const element* __restrict__ x,  // (rows, cols)
     share.load(row_of(x, y, blockIdx.x, cols), threadIdx.x, blockDim.x);
 
     Statistics warp;
-    warp.max = lanes_max(share.max());
+    warp.max = row_max<32>(share);
     warp.sum = lanes_sum(share.sum(anchor(warp.max)));
     const Statistics all = merge_warps(warp, scratch_smem);
 

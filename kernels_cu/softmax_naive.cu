@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
 softmax_naive(const element* __restrict__ x,  // (rows, cols)
               element* __restrict__ y,        // (rows, cols)
               int cols) {
-    __shared__ float scratch_smem[MAX_WARPS];
+    __shared__ float scratch_smem[SCRATCH];
     const Row row = row_of(x, y, blockIdx.x, cols);
 
     const float sum = sum_of_exponentials(row, scratch_smem);

@@ -21,13 +21,30 @@
 #endif
 static_assert(MAX_THREADS % 32 == 0 && MAX_THREADS <= 1024, "MAX_THREADS must be whole warps, at most 1024 threads");
 
+// -DRESCALE=RESCALE_ELEMENT: as the recurrence is written down, a rescaling an element, to measure what that costs.
+#define RESCALE_BATCH 0
+#define RESCALE_ELEMENT 1
+#ifndef RESCALE
+#define RESCALE RESCALE_BATCH
+#endif
+
 // Pass 1: (m, l) of the row, in every thread.
 __device__ __forceinline__ Statistics row_statistics(const Row& row, float2* scratch_smem) {
     Statistics running;
     for (int first = threadIdx.x; first < row.chunks; first += BATCH * blockDim.x) {
         uint4 batch[BATCH];
         load_batch(row, first, batch);
+#if RESCALE == RESCALE_BATCH
         include(running, batch);
+#else
+#pragma unroll
+        for (const uint4& chunk : batch) {
+            float values[CHUNK];
+            unpack(chunk, values);
+#pragma unroll
+            for (float value : values) include(running, value);
+        }
+#endif
     }
     for (int i = threadIdx.x; i < row.edge; i += blockDim.x) include(running, to_float(row.x[row.edge_offset(i)]));
     return block_merge(running, scratch_smem);
@@ -37,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
 softmax_online(const element* __restrict__ x,  // (rows, cols)
                element* __restrict__ y,        // (rows, cols)
                int cols) {
-    __shared__ float2 scratch_smem[MAX_WARPS];  // (m, l) a warp
+    __shared__ float2 scratch_smem[SCRATCH];  // (m, l)
     const Row row = row_of(x, y, blockIdx.x, cols);
 
     const Statistics all = row_statistics(row, scratch_smem);

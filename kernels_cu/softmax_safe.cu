@@ -59,8 +59,8 @@ softmax_safe(const element* __restrict__ x,  // (rows, cols)
              element* __restrict__ y,        // (rows, cols)
              int cols) {
     // One scratch each, so that a fast warp may write its sum while a slow one still reads the maxima.
-    __shared__ float max_smem[MAX_WARPS];
-    __shared__ float sum_smem[MAX_WARPS];
+    __shared__ float max_smem[SCRATCH];
+    __shared__ float sum_smem[SCRATCH];
     const Row row = row_of(x, y, blockIdx.x, cols);
 
     const float max = row_max(row, max_smem);

@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 # Median seconds of kernels that are sampled in turns on a workload; None for one that could not be timed.
 Timer = Callable[[Sequence[KernelSpec], Workload], Sequence[float | None]]
 
+# What a warp's request moves at most, 16 bytes a lane, and the unit that memory moves.
+REQUEST_BYTES, SECTOR_BYTES = 512, 32
+
+# The quantities that are counted, not computed.
+_COUNTS: Mapping[Quantity, Callable[[Counted], int]] = {
+    Quantity.BANK_CONFLICTS: lambda counted: counted.bank_conflicts,
+    Quantity.HBM_BYTES: lambda counted: counted.tensor_bytes,
+    Quantity.SECTORS: lambda counted: counted.global_sectors,
+    Quantity.REQUESTS: lambda counted: counted.global_requests,
+    Quantity.BARRIERS: lambda counted: counted.barriers,
+    Quantity.EXPONENTIALS: lambda counted: counted.exponentials,
+}
+
 NO_COUNTER = "needs the emulator to count"
 NO_GPU = "times need a GPU"
 
@@ -163,7 +176,7 @@ class TrapRunner:
 
     def _missing(self, trap: Trap) -> str | None:
         """Why this trap cannot be judged here."""
-        if trap.quantity in (Quantity.BANK_CONFLICTS, Quantity.HBM_BYTES) and self.counter is None:
+        if trap.quantity in _COUNTS and self.counter is None:
             return NO_COUNTER
         if trap.quantity is Quantity.NOT_FINITE and self.executor is None:
             return self.no_executor
@@ -177,10 +190,8 @@ class TrapRunner:
 
     def _figure(self, trap: Trap, spec: KernelSpec) -> int:
         self.progress(f"{trap.name}: {trap.quantity} of {spec.name}")
-        if trap.quantity is Quantity.BANK_CONFLICTS:
-            return self._count(trap, spec).bank_conflicts
-        if trap.quantity is Quantity.HBM_BYTES:
-            return self._count(trap, spec).tensor_bytes
+        if trap.quantity in _COUNTS:
+            return _COUNTS[trap.quantity](self._count(trap, spec))
         if trap.quantity is Quantity.WARPS_PER_SM:
             return self._warps_per_sm(trap, spec)
         return self._not_finite(trap, spec)
@@ -251,9 +262,21 @@ class TrapRunner:
 
     def _limit(self, trap: Trap, trap_value: int) -> int:
         """What the cure may have at most, or of warps at least."""
-        if trap.quantity is Quantity.HBM_BYTES:
-            return trap.cure.demand(trap.workload, self.device).hbm_bytes
-        return trap_value + 1 if trap.quantity is Quantity.WARPS_PER_SM else 0
+        match trap.quantity:
+            case Quantity.HBM_BYTES:
+                return trap.cure.demand(trap.workload, self.device).hbm_bytes
+            case Quantity.SECTORS:
+                return -(-self._count(trap, trap.cure).global_bytes // SECTOR_BYTES)
+            case Quantity.REQUESTS:
+                return -(-self._count(trap, trap.cure).global_bytes // REQUEST_BYTES)
+            case Quantity.EXPONENTIALS:
+                return trap.cure.demand(trap.workload, self.device).exponentials * 11 // 10
+            case Quantity.BARRIERS:
+                return trap_value - 1
+            case Quantity.WARPS_PER_SM:
+                return trap_value + 1
+            case _:
+                return 0
 
     def _timed(self, trap: Trap, timer: Timer) -> tuple[Sequence[float | None], str | None]:
         self.progress(f"{trap.name}: timing {trap.kernel.name} beside {trap.cure.name}")

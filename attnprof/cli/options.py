@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # A matrix that no L2 cache holds.
 MATRIX_BYTES = 2**30
 
-# What --variant calls the kernel itself.
-BASE = "base"
+# What --variant calls the kernel itself, and that with all its variants.
+BASE, ALL_VARIANTS = "base", "all"
 
 _WORKLOAD = "Workload"
 _FORMAT = "Output"
@@ -58,7 +58,10 @@ Variants = Annotated[
     typer.Option(
         "--variant",
         metavar="NAME",
-        help="Variants of --kernel instead of the kernel itself: traps and other cures; base is the kernel itself.",
+        help=(
+            "Variants of --kernel: traps and other cures (attnprof kernels lists them); "
+            "base is the kernel itself, all is both."
+        ),
     ),
 ]
 Ceilings = Annotated[
@@ -139,7 +142,7 @@ class WorkloadOptions:
             direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
             specs = tuple(spec for spec in specs if spec.direction is direction)
         if variants is not None:
-            specs = _variants(specs, kernel_names, variants)
+            specs = with_variants(specs, kernel_names, variants)
         others = [spec.name for spec in specs if spec.operation != "softmax"]
         if matrices and others:
             raise UsageError(
@@ -265,16 +268,27 @@ def _any_runs(spec: KernelSpec, workloads: Sequence[Workload]) -> bool:
     return any(spec.unsupported(workload) is None for workload in workloads)
 
 
-def _variants(
+def with_variants(
     specs: Sequence[KernelSpec], kernel_names: Sequence[str] | None, wanted: Sequence[str]
 ) -> tuple[KernelSpec, ...]:
-    """For each kernel its variants of these names, ``base`` being itself."""
+    """For each kernel its variants of these names, ``base`` being itself, ``all`` itself and all of them.
+
+    Raises:
+        UsageError: no kernel was named, or a kernel has no such variant.
+    """
     names = [name.strip() for each in wanted for name in each.split(",") if name.strip()]
     if not names:
         raise UsageError("--variant names no variant", "for example: --kernel fa2 --variant plain")
     if not kernel_names:
         raise UsageError("--variant needs --kernel", f"for example: --kernel fa2 --variant {names[0]}")
-    return tuple(spec if name == BASE else spec.variant(name) for spec in specs for name in dict.fromkeys(names))
+    found = (each for spec in specs for name in names for each in _variants_called(name, spec))
+    return tuple({spec.name: spec for spec in found}.values())
+
+
+def _variants_called(name: str, spec: KernelSpec) -> tuple[KernelSpec, ...]:
+    if name == ALL_VARIANTS:
+        return (spec, *spec.variants())
+    return (spec,) if name == BASE else (spec.variant(name),)
 
 
 def _nearest_divisor(heads: int, wanted: int) -> int:

@@ -39,4 +39,9 @@ class EmulatorCounter:
             bank_conflicts=counters.bank_conflicts,
             shared_wavefronts=counters.shared_wavefronts,
             tensor_bytes=sum(tensor.unique_read_bytes + tensor.unique_write_bytes for tensor in tensors),
+            global_requests=counters.global_requests,
+            global_sectors=counters.global_sectors,
+            global_bytes=counters.global_bytes,
+            barriers=counters.barriers,
+            exponentials=counters.exponentials,
         )

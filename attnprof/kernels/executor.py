@@ -70,11 +70,21 @@ class Counted:
         shared_wavefronts: passes in all.
         tensor_bytes: bytes of all tensors that were read at least once, and those that were written: the traffic that
             no cache can save.
+        global_requests: warp-wide requests to global memory.
+        global_sectors: 32-byte sectors that they touched.
+        global_bytes: bytes that their lanes asked for.
+        barriers: barriers passed, one a block.
+        exponentials: evaluations, one a lane.
     """
 
     bank_conflicts: int
     shared_wavefronts: int
     tensor_bytes: int
+    global_requests: int
+    global_sectors: int
+    global_bytes: int
+    barriers: int
+    exponentials: int
 
 
 class Counter(Protocol):

@@ -40,6 +40,9 @@ NAIVE = Rung(("sum", "normalise"), 4)
 SAFE = Rung(("maximum", "sum", "normalise"), 7)
 ONLINE = Rung(("statistics", "normalise"), 7)
 FUSED = Rung(("load",), 7)
+# Of softmax-online's variant that rescales for each element:
+# compare | subtract, scale, multiply | subtract, scale, add | subtract, scale, multiply
+ONLINE_PER_ELEMENT = Rung(ONLINE.reads, 10, exponentials_per_element=3)
 
 
 def softmax_flops(workload: Workload) -> int:

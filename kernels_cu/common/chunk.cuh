@@ -22,10 +22,28 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// Load and store a chunk. Without a cache hint, although every byte is used once a pass: on an H200 loads that are marked
-// evict-first (.cs, or L1::no_allocate, which means it for L2 too) made a 1 GiB softmax 5 % slower, such stores 1 %.
-// Volatile, so that loads are issued in the order they stand in, all before the first is used.
+// How a chunk is moved. The first is as each kernel asks; the others are there to be measured beside it: a lane's 16 bytes
+// element by element, marked as used once (evict-first), which they are, or all loads without a hint, or all to be evicted
+// last.
+#define ACCESS_CHUNK 0
+#define ACCESS_ELEMENT 1
+#define ACCESS_STREAMING 2
+#define ACCESS_PLAIN 3
+#define ACCESS_EVICT_LAST 4
+#ifndef ACCESS
+#define ACCESS ACCESS_CHUNK
+#endif
+
+#if ACCESS != ACCESS_ELEMENT && ACCESS != ACCESS_STREAMING
+
+// Load and store a chunk. With `last`, L2 is to evict it after all else, although no byte is read again: on an H200 that made
+// a 1 GiB softmax of 1024 columns, and a copy, 1.7 % faster. Evict-first (.cs, or L1::no_allocate, which means it for L2 too)
+// makes loads 5 % slower and stores 1 %.
+// Volatile, so that loads are issued in the order they stand in, all before the first is used. Stores too: of one in four at
+// 1024 columns the compiler would make four of 4 bytes, each of which touches the sectors of all 16.
+template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) {
+    if constexpr (ACCESS == ACCESS_EVICT_LAST || (last && ACCESS != ACCESS_PLAIN)) return load_16_evict_last(address);
     uint4 chunk;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
@@ -34,8 +52,40 @@ __device__ __forceinline__ uint4 load_chunk(const element* address) {
 }
 
 __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
-    *reinterpret_cast<uint4*>(address) = chunk;
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"l"(address), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
+                 "r"(chunk.w)
+                 : "memory");
 }
+
+#elif ACCESS == ACCESS_ELEMENT
+
+// Neighbouring lanes are 16 bytes apart, so that each of the CHUNK requests touches all sectors that one would.
+struct alignas(16) Elements {
+    element each[CHUNK];
+};
+
+template <bool last = false>
+__device__ __forceinline__ uint4 load_chunk(const element* address) {
+    Elements elements;
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) elements.each[i] = address[i];
+    return reinterpret_cast<const uint4&>(elements);
+}
+
+__device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
+    const Elements& elements = reinterpret_cast<const Elements&>(chunk);
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) address[i] = elements.each[i];
+}
+
+#else  // ACCESS_STREAMING
+
+template <bool last = false>
+__device__ __forceinline__ uint4 load_chunk(const element* address) { return load_16_streaming(address); }
+
+__device__ __forceinline__ void store_chunk(element* address, uint4 chunk) { store_16_streaming(address, chunk); }
+
+#endif
 
 // The chunk's elements as floats: exact.
 __device__ __forceinline__ void unpack(const uint4& chunk, float (&values)[CHUNK]) {

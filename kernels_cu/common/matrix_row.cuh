@@ -9,6 +9,12 @@
 // outside the row is ever touched. x and y must lie at the same offset from a 16-byte boundary.
 constexpr int MAX_EDGE = 2 * (CHUNK - 1);
 
+// -DALL_EDGE=1: the whole row counts as edge, to measure what going element by element costs. Lane by lane, so that a
+// request is of 32 neighbouring elements. Only for kernels whose loops take any number of edge elements.
+#ifndef ALL_EDGE
+#define ALL_EDGE 0
+#endif
+
 struct Row {
     const element* x;  // (chunks, CHUNK), with the head before it and the tail after it
     element* y;        // the same
@@ -29,7 +35,7 @@ __device__ __forceinline__ Row row_of(const element* x, element* y, long long in
     const auto address = reinterpret_cast<unsigned long long>(x + start);
     const int past_boundary = static_cast<int>(address / sizeof(element) % CHUNK);
     Row row;
-    row.head = min((CHUNK - past_boundary) % CHUNK, cols);
+    row.head = ALL_EDGE ? cols : min((CHUNK - past_boundary) % CHUNK, cols);
     row.chunks = (cols - row.head) / CHUNK;
     row.edge = cols - row.chunks * CHUNK;
     row.x = x + start + row.head;

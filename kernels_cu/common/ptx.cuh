@@ -93,6 +93,17 @@ __device__ __forceinline__ void prefetch_l2(const void* pointer) {
     asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
 }
 
+// A load of 16 bytes that L2 should evict last.
+__device__ __forceinline__ uint4 load_16_evict_last(const void* pointer) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+    uint4 value;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;\n"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(pointer), "l"(policy));
+    return value;
+}
+
 // Loads and stores of 16 bytes that are used once: keep them from displacing what will be read again.
 __device__ __forceinline__ uint4 load_16_streaming(const void* pointer) {
     uint4 value;

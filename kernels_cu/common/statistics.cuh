@@ -2,6 +2,7 @@
 #pragma once
 
 #include "chunk.cuh"
+#include "tree.cuh"
 
 struct Statistics {
     float max = NEGATIVE_INFINITY;
@@ -43,9 +44,12 @@ __device__ __forceinline__ void include(Statistics& running, const uint4 (&chunk
     running = {max, sum};
 }
 
-// Take one value into a running pair. e^(value - value) is 1, but NaN for NaN and +inf; -inf counts for nothing.
+// Take one value into a running pair, as the recurrence is written. NaN, passed over by the maximum, and +inf make the sum
+// NaN; -inf counts for nothing.
 __device__ __forceinline__ void include(Statistics& running, float value) {
-    running = merge(running, {value, value == NEGATIVE_INFINITY ? 0.0f : exponential(value - value)});
+    const float max = fmaxf(running.max, value);
+    const float shift = anchor(max);
+    running = {max, running.sum * exponential(running.max - shift) + exponential(value - shift)};
 }
 
 // Over `lanes` neighbouring lanes (a power of two); every lane gets the result.
@@ -77,7 +81,18 @@ __device__ __forceinline__ Statistics lanes_merge(const Statistics& own) {
     return all;
 }
 
+// How the threads of a block put their values together. The kernels are written for shuffles; the trees are there to be
+// measured beside them.
+#define REDUCTION_SHUFFLE 0
+#ifndef REDUCTION
+#define REDUCTION REDUCTION_SHUFFLE
+#endif
+
 constexpr int MAX_WARPS = 32;
+// Values of scratch that a reduction takes: one a warp, or in a tree one a thread.
+constexpr int SCRATCH = REDUCTION == REDUCTION_SHUFFLE ? MAX_WARPS : 32 * MAX_WARPS;
+
+#if REDUCTION == REDUCTION_SHUFFLE
 
 // Over the block: one value a warp goes through shared memory, and every warp reduces them again, so that one barrier
 // does. Each call needs its own scratch, or a barrier between two calls on the same one.
@@ -110,3 +125,24 @@ __device__ __forceinline__ Statistics block_merge(const Statistics& own, float2*
     if (lane < warps) other = {scratch_smem[lane].x, scratch_smem[lane].y};
     return lanes_merge(other);
 }
+
+#else
+
+__device__ __forceinline__ float block_max(float value, float* scratch_smem) {
+    return tree_reduce(value, scratch_smem, [](float a, float b) { return fmaxf(a, b); });
+}
+
+__device__ __forceinline__ float block_sum(float value, float* scratch_smem) {
+    return tree_reduce(value, scratch_smem, [](float a, float b) { return a + b; });
+}
+
+// Scratch as float2, which moves in one access.
+__device__ __forceinline__ Statistics block_merge(const Statistics& own, float2* scratch_smem) {
+    const float2 all = tree_reduce(make_float2(own.max, own.sum), scratch_smem, [](const float2& a, const float2& b) {
+        const Statistics both = merge({a.x, a.y}, {b.x, b.y});
+        return make_float2(both.max, both.sum);
+    });
+    return {all.x, all.y};
+}
+
+#endif

@@ -77,6 +77,17 @@ def test_the_catalogue(cli: Cli, snapshot: Snapshot) -> None:
     assert by_name["fa2"]["pass"] == "fwd"
     assert by_name["fa2"]["requires"] == "sm_80"
     assert by_name["fa2"]["title"]
+    assert [variant["name"] for variant in by_name["softmax-fused"]["variants"]] == [
+        "scalar",
+        "streaming",
+        "no-hint",
+        "no-max",
+    ]
+    assert all(each["title"] and each["idea"] for each in by_name["softmax-fused"]["variants"])
+    assert by_name["naive"]["variants"] == []
+    header, row = cli("kernels", "--kernel", "softmax-online", "--csv").out.splitlines()
+    assert header.endswith(",variants")
+    assert row.endswith(",scalar;evict-last;tree;per-element")
     snapshot("kernels.txt", cli("kernels", "--kernel", "naive,fa2").out)
 
 

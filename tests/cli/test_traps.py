@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Counter:
 
     def count(self, plan: LaunchPlan, inputs: Mapping[str, Any]) -> Counted:
         found = self.conflicts[plan.launches[0].build.file.stem]
-        return Counted(found, found, found)
+        return Counted(**{field.name: found for field in fields(Counted)})
 
 
 class Compiler:
@@ -163,6 +163,10 @@ def test_rows_are_saved_as_they_finish(check: Callable[..., Result], tmp_path: P
     [
         (("check", "--traps", "--check", "spills"), "--traps and --check exclude each other", "leave one"),
         (("check", "--traps", "--kernel", "naive"), "no trap is about naive", "fa2, softmax-naive, softmax-safe"),
+        (("check", "--traps", "--variant", "pad"), "--traps and --variant exclude each other", "its own variant"),
+        (("check", "--variant", "scalar"), "--variant needs --kernel", "--kernel fa2 --variant scalar"),
+        (("check", "--kernel", "softmax-safe", "--variant", "no-max"), "softmax-safe has no variant", "scalar, narrow"),
+        (("trace", "--kernel", "softmax-fused", "--cols", "64", "--variant", "tree"), "softmax-fused has no", "no-max"),
         (("bench", "--variant", "plain"), "--variant needs --kernel", "--kernel fa2 --variant plain"),
         (("bench", "--kernel", "fa2", "--variant", "x[y]"), "fa2 has no variant 'x[y]'", "plain, pad, write-p"),
         (("bench", "--kernel", "naive", "--variant", "pad"), "naive has no variant 'pad'", "leave out --variant"),
@@ -177,13 +181,18 @@ def test_bad_input(cli: Cli, arguments: tuple[str, ...], says: str, hints: str) 
     assert hints in result.err
 
 
+OF_FA2 = ["no swizzle", "no padding", "P in HBM", "oversized tile"]
+
+
 @pytest.mark.parametrize(
     ("kernel", "traps"),
     [
-        ("fa2", ["no swizzle", "no padding", "P in HBM", "oversized tile"]),
-        ("softmax-safe", ["no maximum"]),
-        ("softmax-naive,fa2", ["no swizzle", "no padding", "P in HBM", "oversized tile", "no maximum"]),
-        ("all", ["no swizzle", "no padding", "P in HBM", "oversized tile", "no maximum"]),
+        ("fa2", OF_FA2),
+        ("softmax-safe", ["no maximum", "narrow access", "tree of barriers", "interleaved tree"]),
+        ("softmax-fused", ["no maximum, fused", "lanes apart"]),
+        ("softmax-online", ["rescale each element"]),
+        ("softmax-naive,fa2", [*OF_FA2, "no maximum"]),
+        ("all", [trap.name for trap in catalogue.all_traps()]),
     ],
 )
 def test_kernels_choose_traps(kernel: str, traps: list[str]) -> None:
@@ -201,9 +210,40 @@ def test_bench_runs_variants(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plain", ["fa2[plain]"]),
         ("base,pad", ["fa2", "fa2[pad]"]),
         ("write-p,write-p", ["fa2[write-p]"]),
+        ("all,base", ["fa2", "fa2[plain]", "fa2[pad]", "fa2[write-p]", "fa2[tile-256]"]),
     ):
         rows = cli("bench", *arguments, "--variant", variant).json["rows"]
         assert [row["kernel"] for row in rows] == kernels
         assert {row["status"] for row in rows} == {"ok"}
     table = cli("bench", *arguments[:5], "--kernel", "fa2", "--variant", "plain").out
     assert "fa2[plain]" in table
+
+
+def test_check_covers_variants_on_the_emulator(cli: Cli) -> None:
+    rows = cli("check", "--kernel", "softmax-fused", "--variant", "no-max", "--backend", "emulator", "--json").json[
+        "rows"
+    ]
+    assert {row["kernel"] for row in rows} == {"softmax-fused[no-max]"}
+    assert {row["check"] for row in rows} == {
+        *("compile", "spills", "shared-memory", "occupancy", "numerics", "determinism", "overflow")
+    }
+    assert {row["status"] for row in rows if row["check"] != "determinism"} == {"pass"}
+
+
+def test_trace_shows_what_a_variant_wastes(cli: Cli) -> None:
+    arguments = (
+        "trace",
+        "--kernel",
+        "softmax-fused",
+        "--variant",
+        "base,scalar",
+        "--cols",
+        "4096",
+        "--rows",
+        "2",
+        "--json",
+    )
+    base, scalar = (row["launches"][0] for row in cli(*arguments).json["rows"])
+    assert base["coalescing_efficiency"] == 1.0
+    assert scalar["coalescing_efficiency"] == 0.125
+    assert scalar["global_sectors"] == 8 * base["global_sectors"] == 8 * 2 * 2 * 4096 * 2 // 32

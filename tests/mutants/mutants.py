@@ -1,10 +1,11 @@
 """Kernels broken on purpose: exact patches to the shipped sources, each a fault that attention kernels really have had.
 
-A patch names text that must occur exactly once in its ``.cu``, so none of them can rot unnoticed.
+A patch names text that must occur exactly once in its file, so none of them can rot unnoticed.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,16 +18,19 @@ from attnprof.model.workload import Workload
 
 @dataclass(frozen=True)
 class Mutant:
-    """One broken kernel: in ``kernel``'s source, ``old`` becomes ``new``."""
+    """One broken kernel: in its source, or in a header of it in ``common``, ``old`` becomes ``new``."""
 
     kernel: str
     fault: str
     old: str
     new: str
+    variant: str | None = None
+    header: str | None = None
 
     @property
     def id(self) -> str:
-        return f"{self.kernel}-{self.fault.replace(' ', '-')}"
+        name = self.kernel if self.variant is None else f"{self.kernel}-{self.variant}"
+        return f"{name}-{self.fault.replace(' ', '-')}"
 
 
 MUTANTS = (
@@ -371,19 +375,100 @@ MISSING_EXCHANGE_BARRIER = Mutant(
 )
 
 
+# Of variants, each of which must be as right as its kernel but for what it is there to show.
+VARIANT_MUTANTS = (
+    Mutant(
+        "softmax-safe",
+        "odd thread dropped",
+        "const int kept = (left + 1) / 2;",
+        "const int kept = left / 2;",
+        variant="tree",
+        header="tree.cuh",
+    ),
+    Mutant(
+        "softmax-safe",
+        "levels skipped",
+        "distance *= 2",
+        "distance *= 4",
+        variant="interleaved",
+        header="tree.cuh",
+    ),
+    Mutant(
+        "softmax-safe",
+        "elements out of order",
+        "address[i] = elements.each[i];",
+        "address[i] = elements.each[i ^ 1];",
+        variant="scalar",
+        header="chunk.cuh",
+    ),
+    Mutant(
+        "softmax-safe",
+        "every other share dropped",
+        "i += blockDim.x) {\n        sum +=",
+        "i += 2 * blockDim.x) {\n        sum +=",
+        variant="narrow",
+    ),
+    Mutant(
+        "softmax-online",
+        "sum not carried over",
+        "running.sum * exponential(running.max - shift)",
+        "running.sum",
+        variant="per-element",
+        header="statistics.cuh",
+    ),
+    Mutant(
+        "softmax-fused",
+        "no reduction over lanes",
+        "const float sum = lanes_sum<LANES>(share.sum(anchor(max)));",
+        "const float sum = share.sum(anchor(max));",
+        variant="no-max",
+    ),
+)
+MISSING_TREE_BARRIER = Mutant(
+    "softmax-safe",
+    "missing barrier",
+    "        __syncthreads();\n        left = kept;",
+    "        left = kept;",
+    variant="tree",
+    header="tree.cuh",
+)
+# What a compiler did to 16-byte stores in C++: as right, and what the trap of lanes apart is there to catch.
+SPLIT_STORES = Mutant(
+    "softmax-fused",
+    "stores taken apart",
+    """    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};\\n" ::"l"(address), """
+    """"r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
+                 "r"(chunk.w)
+                 : "memory");""",
+    """    unsigned* words = reinterpret_cast<unsigned*>(address);
+    words[0] = chunk.x;
+    words[1] = chunk.y;
+    words[2] = chunk.z;
+    words[3] = chunk.w;""",
+    header="chunk.cuh",
+)
+
+
 def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
-    """Write the broken source to a folder; the kernel as it is, but built from that.
+    """Write the broken sources to a folder; the kernel as it is, but built from them.
 
     Raises:
         ValueError: the text to replace does not occur exactly once.
     """
     (spec,) = select([mutant.kernel])
-    source = spec.file.read_text(encoding="utf-8")
+    file = folder / f"{mutant.id}.cu"
+    shutil.copyfile(spec.file, file)
+    broken = file
+    if mutant.header is not None:
+        shutil.copytree(spec.file.parent / "common", folder / "common")
+        broken = folder / "common" / mutant.header
+    source = broken.read_text(encoding="utf-8")
     found = source.count(mutant.old)
     if found != 1:
-        raise ValueError(f"{mutant.id}: {mutant.old!r} occurs {found} times in {spec.file.name}: renew the patch")
-    file = folder / f"{mutant.id}.cu"
-    file.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        raise ValueError(f"{mutant.id}: {mutant.old!r} occurs {found} times in {broken.name}: renew the patch")
+    broken.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+    if mutant.variant is not None:
+        spec = spec.variant(mutant.variant)
 
     def moved(build: Build) -> Build:
         return replace(build, file=file)

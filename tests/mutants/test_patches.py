@@ -10,7 +10,16 @@ import pytest
 from attnprof.kernels.catalogue import builtin
 from attnprof.model.devices import find
 from attnprof.model.workload import Pass, Workload
-from tests.mutants.mutants import MISSING_BARRIER, MISSING_EXCHANGE_BARRIER, MUTANTS, Mutant, materialise
+from tests.mutants.mutants import (
+    MISSING_BARRIER,
+    MISSING_EXCHANGE_BARRIER,
+    MISSING_TREE_BARRIER,
+    MUTANTS,
+    SPLIT_STORES,
+    VARIANT_MUTANTS,
+    Mutant,
+    materialise,
+)
 
 # Of a kernel that splits the keys of a row over blocks.
 # Of a kernel whose keys go in blocks, and those in parts, with the output passed on through memory.
@@ -40,10 +49,21 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, MISSING_BARRIER, MISSING_EXCHANGE_BARRIER], ids=lambda mutant: mutant.id)
+ALL = [
+    *MUTANTS,
+    *VARIANT_MUTANTS,
+    MISSING_BARRIER,
+    MISSING_EXCHANGE_BARRIER,
+    MISSING_TREE_BARRIER,
+    SPLIT_STORES,
+]
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.id)
 def test_the_patch_applies_and_the_plan_runs_the_patched_file(mutant: Mutant, tmp_path: Path) -> None:
     spec = materialise(mutant, tmp_path)
-    assert mutant.new in spec.file.read_text(encoding="utf-8")
+    broken = spec.file if mutant.header is None else tmp_path / "common" / mutant.header
+    assert mutant.new in broken.read_text(encoding="utf-8")
     plan = spec.plan(Workload.of(64, heads=2, direction=spec.direction), A100)
     assert {launch.build.file for launch in plan.launches} == {spec.file}
     assert {build.file for build in spec.builds(A100)} == {spec.file}

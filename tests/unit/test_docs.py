@@ -60,7 +60,7 @@ def outputs(page: Path) -> Iterator[tuple[str, str]]:
         if language != "console" or not command.startswith("$ attnprof ") or ".py" in command:
             continue
         words = shlex.split(command)[2:]
-        if words[0] in INSTANT and not (words[0] == "tile" and "--kernel" in words):
+        if "--help" in words or (words[0] in INSTANT and not (words[0] == "tile" and "--kernel" in words)):
             yield " ".join(map(shlex.quote, words)), shown
 
 
@@ -168,7 +168,7 @@ def test_every_json_field_is_explained(cli: Cli, command: str) -> None:
     _assert_explained(cli(*command.split(), "--json").json)
 
 
-@pytest.mark.parametrize("name", ["bench", "check", "trace", "tune"])
+@pytest.mark.parametrize("name", ["bench", "check", "check-traps", "trace", "tune"])
 def test_every_json_field_of_the_snapshots_is_explained(name: str) -> None:
     text = (ROOT / "tests" / "cli" / "snapshots" / f"{name}.json").read_text(encoding="utf-8")
     # The version is left out of some, and its comma stays.

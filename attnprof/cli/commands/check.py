@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def check(
     context: typer.Context,
     kernel: options.Kernels = None,
+    variant: options.Variants = None,
     backend: Annotated[
         str | None,
         typer.Option("--backend", metavar="gpu|emulator", help="Where to run.  [default: the GPU if there is one]"),
@@ -41,8 +42,9 @@ def check(
     """Check numerics and resources of the kernels.
 
     Compiles every variant for every architecture a kernel names (no GPU needed), then runs the kernels on awkward
-    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: bank conflicts,
-    HBM bytes, occupancy, wrong values and, on a GPU, time of a kernel with one thing wrong, and of its cure.
+    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: what a kernel with
+    one thing wrong costs beside its cure, in bank conflicts, memory requests, HBM bytes, occupancy or wrong values, and
+    on a GPU in time.
     """
     from attnprof.check.rows import Check
     from attnprof.check.runner import CheckOptions, run_checks
@@ -55,6 +57,8 @@ def check(
     names = [name.value for name in Check if name is not Check.TRAP]
     if traps and only:
         raise UsageError("--traps and --check exclude each other", "leave one of them out")
+    if traps and variant is not None:
+        raise UsageError("--traps and --variant exclude each other", "each trap has its own variant")
     checks = frozenset(Check(name) for name in values.choices(only or names, "--check", names))
     seed_value = values.whole(seed, "--seed")
     wanted = None if backend is None else values.choice(backend, "--backend", backends.BACKENDS)
@@ -67,6 +71,8 @@ def check(
             where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
             return trap_check.run(chosen, where, compiler, seed_value, out, progress)
     specs = options.kernels(kernel)
+    if variant is not None:
+        specs = options.with_variants(specs, kernel, variant)
 
     rows: list[dict[str, Any]] = []
     interrupted = False

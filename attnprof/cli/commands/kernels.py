@@ -40,13 +40,23 @@ def kernels(
         Column("title", "What it is", "one line", align="left"),
         Column("file", "Source", "its CUDA source", align="left"),
         Column("idea", "Idea", "what it changes against the rung below it, and why", align="left", show="never"),
+        Column(
+            "variants",
+            "Variants",
+            "what --variant takes",
+            align="left",
+            show="never",
+            csv_value=lambda variants: [each["name"] for each in variants],
+        ),
     )
-    notes = tuple(f"{spec.name}: {spec.idea}" for spec in specs)
+    notes = tuple(f"{each.name}: {each.idea}" for spec in specs for each in (spec, *spec.variants()))
     out.show(Report("kernels", columns, (Section((), [_row(spec) for spec in specs], notes),), rows_key="kernels"))
     return ExitCode.OK
 
 
 def _row(spec: KernelSpec) -> dict[str, Any]:
+    from attnprof.kernels.spec import variant_name
+
     return {
         "name": spec.name,
         "title": spec.title,
@@ -55,6 +65,9 @@ def _row(spec: KernelSpec) -> dict[str, Any]:
         "requires": spec.requires,
         "arches": list(spec.arches),
         "idea": spec.idea,
+        "variants": [
+            {"name": variant_name(spec, each), "title": each.title, "idea": each.idea} for each in spec.variants()
+        ],
     }
 
 

@@ -44,6 +44,7 @@ def trace(
     rows: options.Rows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
+    variant: options.Variants = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="NAME", help="The GPU of the built-in table that it stands for.")
     ] = None,
@@ -74,7 +75,7 @@ def trace(
         rows or (["64"] if matrices else None),
         cols,
         layout=layout,
-    ).sweep(kernel)
+    ).sweep(kernel, variant)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")
     targets = gpus.targets(gpu)

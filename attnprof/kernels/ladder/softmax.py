@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
+from attnprof.kernels.softmax_placement import (
+    THREADS_PER_SM,
+    WARP,
+    chunks_of,
+    element_macro,
+    fused_builds,
+    fused_layout,
+)
 from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule
@@ -25,10 +32,6 @@ from attnprof.model.softmax_traffic import (
 from attnprof.model.workload import Pass, Workload
 
 ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-# The oldest compute capability with thread block clusters.
-CLUSTERS_SINCE = (9, 0)
-CHUNK_BYTES = 16
-WARP = 32
 
 # Columns are 32-bit in the kernels, and a row of 2^30 still leaves room for a batch of chunks past its end.
 MAX_COLUMNS = 2**30
@@ -36,34 +39,14 @@ MAX_COLUMNS = 2**30
 MAX_ROWS = 2**28 - 1
 
 # The kernels of one block a row (softmax_{naive,safe,online}.cu): most threads, and 16-byte loads that a thread has in
-# flight. 64 registers a thread leave room for 1024 threads an SM on every architecture.
-THREADS, BATCH, THREADS_PER_SM = 512, 8, 1024
+# flight.
+THREADS, BATCH = 512, 8
 BLOCKS_PER_SM = THREADS_PER_SM // THREADS
 # Resident blocks an SM, at the architecture that has fewest.
 MAX_BLOCKS_PER_SM = 16
 
 # e^x overflows fp32 from 88.7 on; up to here a sum of 2^20 of them is below 2^126, whose reciprocal is not subnormal.
 LARGEST_NAIVE_LOGIT = 73.0
-
-# softmax_fused.cu. Measured on an H200, where small blocks won: see docs/decisions/0010-softmax-placement.md.
-# Rows in the registers of a part of a warp: (lanes a row, chunks a lane), shortest rows first.
-WARP_SHAPES = ((4, 2), (8, 4), (16, 4), (32, 4))
-WARP_KERNEL_THREADS = 64
-# Rows in the registers of a block: chunks a thread, and most threads.
-REGISTER_CHUNKS, REGISTER_THREADS = 8, 512
-# Rows in registers and shared memory: threads a block where two blocks may share an SM, and where one has it alone.
-SHARED_THREADS, ALONE_THREADS = 512, 1024
-SHARED_BATCH = 4
-CLUSTERS = (1, 2, 4, 8)
-
-
-def _element(dtype: Dtype) -> tuple[str, str]:
-    return ("ELEMENT", f"ELEMENT_{dtype.name}")
-
-
-def _chunks(columns: int, dtype: Dtype) -> int:
-    """16-byte chunks of a row, at most: fewer when the row starts off a boundary."""
-    return columns * dtype.itemsize // CHUNK_BYTES
 
 
 def _unsupported(workload: Workload) -> str | None:
@@ -95,7 +78,7 @@ def _plan(workload: Workload, launch: Launch) -> LaunchPlan:
 
 def _threads(workload: Workload) -> int:
     """Threads of the block that takes a row: enough for one batch of loads each, in whole warps."""
-    batches = -(-_chunks(workload.seq_kv, workload.dtype) // BATCH)
+    batches = -(-chunks_of(workload.seq_kv, workload.dtype) // BATCH)
     return min(THREADS, WARP * max(1, -(-batches // WARP)))
 
 
@@ -107,7 +90,7 @@ def _block_build(name: str, dtype: Dtype) -> Build:
     return Build(
         kernels_dir() / f"{name.replace('-', '_')}.cu",
         (
-            _element(dtype),
+            element_macro(dtype),
             ("MAX_THREADS", str(THREADS)),
             ("BLOCKS_PER_SM", str(BLOCKS_PER_SM)),
             ("BATCH", str(BATCH)),
@@ -179,131 +162,19 @@ def _spec(
         builds=builds,
         rounds=("o",),
         operation="softmax",
+        variants=lambda: _variants(name),
         largest_logit=largest_logit,
     )
 
 
+def _variants(name: str) -> tuple[KernelSpec, ...]:
+    from attnprof.kernels import softmax_variants  # which builds on this module
+
+    return softmax_variants.VARIANTS.get(name, ())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # softmax-fused: the row stays on the chip
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where softmax-fused keeps a row, and how it is launched.
-
-    ``resident_columns``: how many columns of a row stay on the chip, None for all.
-    """
-
-    build: Build
-    entry: str
-    blocks: int
-    threads: int
-    smem_bytes: int = 0
-    extra: tuple[Scalar, ...] = ()
-    resident_columns: int | None = None
-
-
-def fused_layout(workload: Workload, device: DeviceSpec) -> Layout:
-    """Where a row goes on a device.
-
-    A warp's registers for rows up to 2 KiB, a block's up to 64 KiB. Beyond, registers and shared memory together: of
-    a block that leaves room for a second one on its SM up to 128 KiB, then of a block that has an SM to itself, then,
-    where there are clusters, of 2, 4 or 8 of those. What does not fit even there is read twice.
-    """
-    chunks = _chunks(workload.seq_kv, workload.dtype)
-    for lanes, per_lane in WARP_SHAPES:
-        if chunks <= lanes * per_lane:
-            return Layout(
-                build=_warp_build(workload.dtype, lanes, per_lane),
-                entry="softmax_fused_warp",
-                blocks=-(-workload.rows // (WARP_KERNEL_THREADS // lanes)),
-                threads=WARP_KERNEL_THREADS,
-            )
-    if chunks <= REGISTER_THREADS * REGISTER_CHUNKS:
-        return Layout(
-            build=_register_build(workload.dtype),
-            entry="softmax_fused_block",
-            blocks=workload.rows,
-            threads=-(-chunks // (REGISTER_CHUNKS * WARP)) * WARP,
-        )
-    if chunks <= 2 * REGISTER_CHUNKS * SHARED_THREADS:
-        return _shared_layout(workload, chunks, device, SHARED_THREADS, 1)
-    layouts = [_shared_layout(workload, chunks, device, ALONE_THREADS, cluster) for cluster in _clusters(device)]
-    return next((layout for layout in layouts if layout.resident_columns is None), layouts[-1])
-
-
-def _clusters(device: DeviceSpec) -> tuple[int, ...]:
-    """How many blocks may hold a row together."""
-    return CLUSTERS if device.compute_capability >= CLUSTERS_SINCE else CLUSTERS[:1]
-
-
-def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, threads: int, cluster: int) -> Layout:
-    static_bytes = cluster * 32 * 8  # (m, l) of 32 warps of each block of the cluster
-    room_bytes = device.smem_per_block_bytes - static_bytes
-    members = cluster * threads
-    beyond_registers = max(0, -(-chunks // members) - REGISTER_CHUNKS)
-    resident = min(beyond_registers, room_bytes // (threads * CHUNK_BYTES))
-    on_chip = (REGISTER_CHUNKS + resident) * members
-    return Layout(
-        build=_shared_build(workload.dtype, threads, cluster),
-        entry="softmax_fused_shared",
-        blocks=workload.rows * cluster,
-        threads=threads,
-        smem_bytes=resident * threads * CHUNK_BYTES,
-        extra=(Scalar("i32", resident),),
-        resident_columns=on_chip * CHUNK_BYTES // workload.dtype.itemsize if on_chip < chunks else None,
-    )
-
-
-def _fused_build(dtype: Dtype, place: str, cluster: int = 1, **macros: int) -> Build:
-    return Build(
-        kernels_dir() / "softmax_fused.cu",
-        (
-            _element(dtype),
-            ("PLACE", f"PLACE_{place}"),
-            *(((("CLUSTER", str(cluster)),)) if cluster > 1 else ()),
-            *((macro, str(value)) for macro, value in macros.items()),
-        ),
-    )
-
-
-def _warp_build(dtype: Dtype, lanes: int, chunks: int) -> Build:
-    return _fused_build(dtype, "WARP", LANES=lanes, CHUNKS=chunks, MAX_THREADS=WARP_KERNEL_THREADS)
-
-
-def _register_build(dtype: Dtype) -> Build:
-    return _fused_build(
-        dtype,
-        "BLOCK",
-        CHUNKS=REGISTER_CHUNKS,
-        MAX_THREADS=REGISTER_THREADS,
-        BLOCKS_PER_SM=THREADS_PER_SM // REGISTER_THREADS,
-    )
-
-
-def _shared_build(dtype: Dtype, threads: int, cluster: int) -> Build:
-    return _fused_build(
-        dtype,
-        "SHARED",
-        cluster,
-        CHUNKS=REGISTER_CHUNKS,
-        MAX_THREADS=threads,
-        BLOCKS_PER_SM=THREADS_PER_SM // threads,
-        BATCH=SHARED_BATCH,
-    )
-
-
-def _fused_builds(device: DeviceSpec) -> tuple[Build, ...]:
-    return tuple(
-        build
-        for dtype in Dtype
-        for build in (
-            *(_warp_build(dtype, lanes, chunks) for lanes, chunks in WARP_SHAPES),
-            _register_build(dtype),
-            _shared_build(dtype, SHARED_THREADS, 1),
-            *(_shared_build(dtype, ALONE_THREADS, cluster) for cluster in _clusters(device)),
-        )
-    )
 
 
 def _fused_demand(workload: Workload, device: DeviceSpec) -> Demand:
@@ -366,6 +237,6 @@ SPECS = (
         file=kernels_dir() / "softmax_fused.cu",
         demand=_fused_demand,
         plan=_fused_plan,
-        builds=_fused_builds,
+        builds=fused_builds,
     ),
 )

@@ -15,10 +15,19 @@ from attnprof.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
 from attnprof.kernels.catalogue import builtin
 from attnprof.kernels.inputs import Distribution
+from attnprof.kernels.spec import KernelSpec
 from attnprof.model.devices import find
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
-from tests.mutants.mutants import MISSING_BARRIER, MISSING_EXCHANGE_BARRIER, MUTANTS, Mutant, materialise
+from tests.mutants.mutants import (
+    MISSING_BARRIER,
+    MISSING_EXCHANGE_BARRIER,
+    MISSING_TREE_BARRIER,
+    MUTANTS,
+    VARIANT_MUTANTS,
+    Mutant,
+    materialise,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +44,18 @@ def test_the_kernel_as_shipped_passes(spec, executor: EmulatorExecutor) -> None:
     assert [row.status for row in rows] == [CheckStatus.PASS] * types, [row.detail for row in rows]
 
 
+def intact(mutant: Mutant) -> KernelSpec:
+    """What the mutant was before."""
+    (spec,) = (spec for spec in builtin() if spec.name == mutant.kernel)
+    return spec if mutant.variant is None else spec.variant(mutant.variant)
+
+
 def telling_case(mutant: Mutant) -> NumericsCase:
     """One small workload that shows the fault: a mutant needs only one to fail, and compiling is what takes time."""
+    if mutant.variant is not None:
+        # 3 warps a row, the last of them partly idle; a row of one warp where registers hold it.
+        columns = 1000 if mutant.kernel == "softmax-fused" else 6000
+        return NumericsCase(Workload.of(7, seq_kv=columns, heads=1), operation="softmax")
     if mutant.kernel.startswith("softmax"):
         large = mutant.fault == "no max subtraction"
         # 5001 fp16 columns: more than a warp, and every row starts at another offset.
@@ -62,11 +81,10 @@ def telling_case(mutant: Mutant) -> NumericsCase:
     return shapes[mutant.fault]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *VARIANT_MUTANTS], ids=lambda mutant: mutant.id)
 def test_the_mutant_fails(mutant: Mutant, executor: EmulatorExecutor, tmp_path: Path) -> None:
     case = telling_case(mutant)
-    (intact,) = (spec for spec in builtin() if spec.name == mutant.kernel)
-    (good,) = check_numerics(intact, (case,), executor)
+    (good,) = check_numerics(intact(mutant), (case,), executor)
     assert good.status is CheckStatus.PASS, good.detail
     (bad,) = check_numerics(materialise(mutant, tmp_path), (case,), executor)
     assert bad.status is CheckStatus.FAIL
@@ -76,13 +94,16 @@ def test_the_mutant_fails(mutant: Mutant, executor: EmulatorExecutor, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("mutant", [MISSING_BARRIER, MISSING_EXCHANGE_BARRIER], ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize(
+    "mutant", [MISSING_BARRIER, MISSING_EXCHANGE_BARRIER, MISSING_TREE_BARRIER], ids=lambda mutant: mutant.id
+)
 def test_a_missing_barrier_is_a_fault_that_the_emulator_names(mutant: Mutant, tmp_path: Path) -> None:
     watchful = EmulatorExecutor(Compiler(), find("A100-SXM4-80GB"), mode=Mode.CHECKS)
     # At 64 no warps of fa2-bwd share keys, and so none wait for one another.
     case = NumericsCase(Workload.of(130, heads=1, head_dim=128 if mutant is MISSING_EXCHANGE_BARRIER else 64))
-    (intact,) = (spec for spec in builtin() if spec.name == mutant.kernel)
-    (good,) = check_numerics(intact, (case,), watchful)
+    if mutant is MISSING_TREE_BARRIER:
+        case = telling_case(mutant)
+    (good,) = check_numerics(intact(mutant), (case,), watchful)
     assert good.status is CheckStatus.PASS, good.detail
     (bad,) = check_numerics(materialise(mutant, tmp_path), (case,), watchful)
     assert bad.status is CheckStatus.FAIL

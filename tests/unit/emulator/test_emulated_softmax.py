@@ -121,6 +121,17 @@ def test_bytes_and_exponentials_are_those_of_the_ledger(bench: Bench, spec: Kern
     assert demand.exponentials <= counted.counters.exponentials <= 1.1 * demand.exponentials
 
 
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("nbytes", [128, 512, 1024, 2048, 4096, 16_384, 98_304])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_whole_chunks_move_as_such(bench: Bench, spec: KernelSpec, nbytes: int, dtype: Dtype) -> None:
+    """16 bytes a lane, at each place where a row can stay: no sector is touched for a part of it."""
+    _, trace, _ = run(bench, spec, matrix(16, nbytes // dtype.itemsize, dtype), mode=Mode.COUNTS)
+    counters = trace.counters
+    assert counters.global_sectors == counters.global_bytes / 32
+    assert counters.global_bytes / counters.global_requests >= min(512, nbytes)
+
+
 def test_what_does_not_fit_the_shared_memory_is_read_once_more(bench: Bench) -> None:
     workload = matrix(2, 163_840)
     demand = FUSED.demand(workload, UNCACHED)

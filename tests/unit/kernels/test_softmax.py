@@ -7,8 +7,9 @@ import re
 import pytest
 
 from attnprof.kernels.catalogue import select
-from attnprof.kernels.ladder.softmax import MAX_COLUMNS, MAX_ROWS, SPECS, fused_layout
+from attnprof.kernels.ladder.softmax import MAX_COLUMNS, MAX_ROWS, SPECS
 from attnprof.kernels.plan import Scalar
+from attnprof.kernels.softmax_placement import fused_layout
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.architectures import known_architectures
 from attnprof.model.devices import DeviceSpec, find, standing_for
