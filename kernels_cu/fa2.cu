@@ -20,7 +20,7 @@
 #include "common/head_rows.cuh"
 
 #ifndef HEAD_DIM
-#error "compile with the macros that attnprof/kernels/ladder/fa2.py sets"
+#error "compile with the macros that attnprof/kernels/fa2_tiles.py sets"
 #endif
 
 constexpr int THREADS = WARPS * 32;

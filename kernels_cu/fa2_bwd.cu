@@ -20,7 +20,7 @@
 #include "common/tile.cuh"
 
 #ifndef HEAD_DIM
-#error "compile with -DHEAD_DIM=64, 128 or 256, and the other macros that attnprof/kernels/ladder/fa2_bwd.py sets"
+#error "compile with -DHEAD_DIM=64, 128 or 256, and the other macros that attnprof/kernels/fa2_bwd_tiles.py sets"
 #endif
 
 constexpr int WARPS = WARPS_KV * WARPS_Q;

@@ -19,7 +19,7 @@
 #include "common/part.cuh"
 
 #ifndef HEAD_DIM
-#error "compile with -DHEAD_DIM=64, 128 or 256, and the other macros that attnprof/kernels/ladder/fa2_decode.py sets"
+#error "compile with -DHEAD_DIM=64, 128 or 256, and the other macros that attnprof/kernels/fa2_decode_tiles.py sets"
 #endif
 
 constexpr int TEAM_THREADS = ROW_WARPS * 32;

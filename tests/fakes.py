@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -204,6 +204,10 @@ class FakeExecutor:
         cached = key in self._cache
         self._cache.add(key)
         return fake_compiled(build, key[1], compile_time_s=0.0 if cached else self.compile_time_s, cached=cached)
+
+    def ahead(self, builds: Sequence[Build]) -> AbstractContextManager[None]:
+        """Nothing to gain."""
+        return nullcontext()
 
     def prepare(self, plan: LaunchPlan) -> FakeRun:
         self.on_prepare(plan)

@@ -18,7 +18,7 @@ from attnprof.bench.statistics import DeviceReadings, TimeStats
 from attnprof.bench.warnings import row_warnings
 from attnprof.kernels.executor import Timed, TimedExecutor, TimedRun
 from attnprof.kernels.plan import LaunchPlan
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import KernelSpec, tile_fields
 from attnprof.kernels.trial import inputs_for, judge
 from attnprof.kernels.verify import Verification
 from attnprof.model.ceilings import Source
@@ -26,6 +26,10 @@ from attnprof.model.errors import AttnprofError, ContextLost, LaunchLimitError, 
 from attnprof.model.roofline import Roofline, roofline, row
 from attnprof.model.workload import Workload
 
+# Says what a row is doing, in a few words.
+Report = Callable[[str], None]
+# A kernel with the tiles that win on a workload, measured before the row is: `attnprof.bench.tune.Tuner`.
+TilesByMeasurement = Callable[[KernelSpec, Workload, Report], KernelSpec]
 # Opens a peer (a library's attention) on a workload, allocated and ready to be timed.
 PeerFactory = Callable[[Workload], AbstractContextManager[Timed]]
 
@@ -78,6 +82,7 @@ def bench(
     *,
     peers: Mapping[str, PeerFactory] | None = None,
     rates: Sequence[MeasuredRate] = (),
+    tuner: TilesByMeasurement | None = None,
 ) -> Iterator[BenchRow]:
     """Run the sweep, a row at a time: every workload in order, and every kernel on it.
 
@@ -90,6 +95,7 @@ def bench(
         options: how to run.
         peers: libraries to sample in the same loop, by name.
         rates: rates measured in this run; a row that exceeds one is flagged.
+        tuner: chooses each row's tiles before it is measured; None takes them as they are.
     """
     total = len(specs) * len(workloads)
     lost: str | None = None
@@ -103,7 +109,11 @@ def bench(
             options.progress(Progress(index, total, spec.name, workload, phase))
 
         try:
+            if tuner is not None:
+                attempt = _Attempt(tuner(spec, workload, report), workload, executor, options, peers or {}, rates)
             finished = attempt.run(report)
+        except ContextLost as error:
+            finished = replace(attempt.row(RowStatus.ERROR, error.message), context_lost=True)
         except KeyboardInterrupt:
             yield attempt.row(RowStatus.INTERRUPTED, "interrupted")
             return
@@ -137,13 +147,14 @@ class _Attempt:
         self._prediction = {
             **row(spec.name, workload, demand, self._roof, flops=self._flops),
             "operation": spec.operation,
+            **tile_fields(spec, workload, executor.device),
         }
         self._run: TimedRun | None = None
         self._verification: Verification | None = None
         self._sampling: Sampling | None = None
         self._peer_reasons: dict[str, str] = {}
 
-    def run(self, report: Callable[[str], None]) -> BenchRow:
+    def run(self, report: Report) -> BenchRow:
         """Carry the row as far as it goes."""
         reason = self._cannot_run()
         if reason is not None:
@@ -167,7 +178,7 @@ class _Attempt:
             return f"computes the {self._spec.direction} pass only"
         return self._spec.runs_on(self._executor.device.compute_capability) or self._spec.unsupported(self._workload)
 
-    def _measure(self, run: TimedRun, plan: LaunchPlan, report: Callable[[str], None]) -> BenchRow:
+    def _measure(self, run: TimedRun, plan: LaunchPlan, report: Report) -> BenchRow:
         report("filling inputs")
         inputs = inputs_for(self._spec, self._workload, executor=self._executor, seed=self._options.seed)
         for name, values in inputs.items():

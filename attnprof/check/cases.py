@@ -10,4 +10,5 @@ from attnprof.kernels.spec import KernelSpec
 def cases_for(spec: KernelSpec, *, full: bool) -> tuple[NumericsCase, ...]:
     """The full set, for a GPU, or the small one, for the emulator."""
     sets = softmax_workloads if spec.operation == "softmax" else workloads
-    return tuple(sets.full_set() if full else sets.small_set())
+    strided = () if spec.bshd is None else workloads.strided_set(full=full)
+    return (*(sets.full_set() if full else sets.small_set()), *strided)

@@ -49,7 +49,7 @@ def _numerics_row(
     refused: list[str] = []
     lost = False
     for case in cases:
-        reason = spec.unsupported(case.workload)
+        reason = spec.laid_out(case.layout).unsupported(case.workload)
         if reason is not None:
             refused.append(reason)
             continue
@@ -138,6 +138,7 @@ def _closeness(case: Case) -> float:
 
 
 def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
+    spec = spec.laid_out(case.layout)
     inputs, outputs = _run(spec, case, executor, seed)
     verdict = judge(spec, case.workload, inputs, outputs)
     status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL

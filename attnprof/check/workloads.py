@@ -6,28 +6,33 @@ Each length sits at, just under or just over the edge of a tile, a fragment or a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from attnprof.kernels.inputs import Distribution
-from attnprof.kernels.spec import Operation, workload_label
+from attnprof.kernels.spec import Layout, Operation, workload_label
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class NumericsCase:
-    """A workload and what its inputs look like."""
+    """A workload, what its inputs look like, and how they lie."""
 
     workload: Workload
     distribution: Distribution = Distribution.NORMAL
     operation: Operation = "attention"
+    layout: Layout = "bhsd"
 
     @property
     def label(self) -> str:
-        """``b2 h4/2 s200 d64 fp16 causal large-logits``, or ``11 x 1025 fp16 masked`` of a matrix."""
+        """``b2 h4/2 s200 d64 fp16 causal large-logits``, or ``11 x 1025 fp16 masked`` of a matrix.
+
+        With ``bshd`` at the end where the heads lie inside the sequence.
+        """
         suffix = "" if self.distribution is Distribution.NORMAL else f" {self.distribution}"
-        return f"{workload_label(self.workload, self.operation)}{suffix}"
+        layout = "" if self.layout == "bhsd" else f" {self.layout}"
+        return f"{workload_label(self.workload, self.operation)}{suffix}{layout}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,15 @@ def small_set() -> Iterator[NumericsCase]:
     for index, head_dim in enumerate((40, 88, 160, 256)):
         yield _case(_Shape(70, 100), (Dtype.FP16, Dtype.BF16)[index % 2], head_dim, index // 2 == 1)
     yield _case(_Shape(17, 17, batch=2), Dtype.FP16, 64, True, _OWN_SCALE)
+
+
+def strided_set(*, full: bool) -> Iterator[NumericsCase]:
+    """Tensors with the heads inside the sequence, of kernels that take them; two cases for the emulator, one a type."""
+    shapes, head_dims = (_FOR_OTHERS, (64, 72, 128, 192, 256)) if full else (_FOR_OTHERS[1:2], (64, 72))
+    choices = product(shapes, head_dims, (Dtype.FP16, Dtype.BF16), (False, True))
+    for shape, head_dim, dtype, causal in choices:
+        if full or (dtype is Dtype.FP16) == causal == (head_dim == 64):
+            yield replace(_case(shape, dtype, head_dim, causal), layout="bshd")
 
 
 def _case(shape: _Shape, dtype: Dtype, head_dim: int, causal: bool, softmax_scale: float | None = None) -> NumericsCase:

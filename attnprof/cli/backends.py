@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnprof.gpu.executor import GpuExecutor
     from attnprof.gpu.peers import Peer
     from attnprof.kernels.executor import Counter, Executor, TimedExecutor
+    from attnprof.kernels.spec import Layout
     from attnprof.model.devices import DeviceSpec
     from attnprof.model.workload import Workload
 
@@ -62,15 +63,15 @@ def open_gpu() -> GpuExecutor:
     return open_executor()
 
 
-def open_peers(names: Sequence[str], executor: GpuExecutor) -> Mapping[str, PeerFactory]:
-    """The libraries to time beside each kernel.
+def open_peers(names: Sequence[str], executor: GpuExecutor, layout: Layout = "bhsd") -> Mapping[str, PeerFactory]:
+    """The libraries to time beside each kernel, on tensors that lie as the kernel's.
 
     Raises:
         UsageError: a name that is not known.
     """
     if not names:
         return {}
-    return {name: partial(executor.peer, name) for name in names}
+    return {name: partial(executor.peer, name, layout=layout) for name in names}
 
 
 def software() -> Mapping[str, str | None]:

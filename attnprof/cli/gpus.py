@@ -115,6 +115,8 @@ def workload_line(rows: Sequence[dict[str, object]]) -> str:
     if len(kv_heads) == 1:
         heads, shared = kv_heads.pop()
         parts.insert(2, f"{heads} heads" if heads == shared else f"{heads} heads, {shared} KV heads")
+    if {row.get("layout") for row in rows} == {"bshd"}:
+        parts.append("heads inside the sequence (bshd)")
     if own_scale(rows):
         parts += [f"scale {scale:g}" for scale in dict.fromkeys(row["scale"] for row in rows)]
     return labelled("Workload", " · ".join(parts))

@@ -13,7 +13,7 @@ from attnprof.cli import values
 from attnprof.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnprof.kernels.spec import KernelSpec
+    from attnprof.kernels.spec import KernelSpec, Layout
     from attnprof.model.workload import Workload
 
 # A matrix that no L2 cache holds.
@@ -70,6 +70,14 @@ Ceilings = Annotated[
         "--ceilings", metavar="datasheet|clock", help="Peaks from the datasheet, or from units times the top clock."
     ),
 ]
+LayoutName = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="bhsd|bshd",
+        help="Axes of Q, K, V and O in memory: heads outside the sequence, or inside it (no copy).",
+    ),
+]
 Rows = Annotated[
     list[str] | None,
     typer.Option("--rows", metavar="N", help="Softmax kernels: rows of the matrix.  [default: for 1 GiB]"),
@@ -77,6 +85,12 @@ Rows = Annotated[
 Cols = Annotated[
     list[str] | None,
     typer.Option("--cols", metavar="N", help="Softmax kernels: columns of the matrix, instead of --seq; as --seq."),
+]
+Tuned = Annotated[
+    bool,
+    typer.Option(
+        "--tuned/--no-tuned", help="Take the tiles that bench --tune kept for the local GPU, or the built-in ones."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Strict JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
@@ -104,6 +118,7 @@ class WorkloadOptions:
     rows: Sequence[str] | None = None
     cols: Sequence[str] | None = None
     scale: str | None = None
+    layout: str = "bhsd"
 
     def sweep(
         self, kernel_names: Sequence[str] | None, variants: Sequence[str] | None = None
@@ -139,7 +154,15 @@ class WorkloadOptions:
         workloads = self._matrices() if matrices else self.workloads()
         if not named:
             specs = tuple(spec for spec in specs if not spec.niche or _any_runs(spec, workloads))
-        return specs, workloads
+        return tuple(spec.laid_out(self._layout(matrices=matrices)) for spec in specs), workloads
+
+    def _layout(self, *, matrices: bool) -> Layout:
+        from attnprof.kernels.spec import LAYOUTS
+
+        layout = next(name for name in LAYOUTS if name == values.choice(self.layout, "--layout", LAYOUTS))
+        if matrices and layout != LAYOUTS[0]:
+            raise UsageError("softmax kernels take a matrix, which has no heads to lay out", "leave out --layout")
+        return layout
 
     def _matrices(self) -> tuple[Workload, ...]:
         from attnprof.model.dtypes import Dtype

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +16,8 @@ from attnprof.kernels.plan import Build
 
 Target = Literal["cubin", "ptx"]
 Job = tuple[Build, str, Target]
+
+_log = logging.getLogger(__name__)
 
 # Fewer are not worth starting processes for, which takes each about as long as two compilations.
 WORTHWHILE = 8
@@ -30,11 +34,28 @@ def started(jobs: Iterable[Job], cache_dir: Path, processes: int) -> Iterator[di
     """
     # Spawned, not forked: a fork would copy the threads' locks and a GPU's context, which do not survive it.
     context = get_context("spawn")
-    pool = ProcessPoolExecutor(min(processes, _MOST), mp_context=context, initializer=_leave_interrupts_to_the_parent)
     try:
-        yield {job: pool.submit(_compile, cache_dir, job) for job in jobs}
+        pool = ProcessPoolExecutor(
+            min(processes, _MOST), mp_context=context, initializer=_leave_interrupts_to_the_parent
+        )
+    except OSError as error:  # no semaphores, as in some containers
+        _log.info("compiling in this process: %s", error)
+        yield {}
+        return
+    try:
+        yield _submitted(pool, jobs, cache_dir)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submitted(pool: ProcessPoolExecutor, jobs: Iterable[Job], cache_dir: Path) -> dict[Job, Future[None]]:
+    futures = {}
+    try:
+        for job in jobs:
+            futures[job] = pool.submit(_compile, cache_dir, job)
+    except (OSError, BrokenProcessPool) as error:
+        _log.info("compiling in this process: %s", error)
+    return futures
 
 
 def _leave_interrupts_to_the_parent() -> None:

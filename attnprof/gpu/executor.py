@@ -7,14 +7,15 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from attnprof.compiler import Compiler
+from attnprof.compiler.ahead import Target
 from attnprof.gpu.faults import cuda_errors, translated
 from attnprof.gpu.flush import L2Flush
 from attnprof.gpu.limits import DeviceLimits, check_launch
@@ -29,6 +30,7 @@ from attnprof.model.errors import AttnprofError, CompileError, ContextLost, Envi
 if TYPE_CHECKING:
     from attnprof.gpu.peers import Peer
     from attnprof.kernels.executor import Array
+    from attnprof.kernels.spec import Layout
     from attnprof.model.workload import Workload
 
 # L2 size to flush where the device does not report one: larger than any so far (GB200: 126 MiB).
@@ -96,7 +98,15 @@ class GpuExecutor:
 
     def compile(self, build: Build) -> Compiled:
         """As `Executor.compile`."""
-        return self._compiler.compile(build, self._arch, target="cubin" if self._native else "ptx")
+        return self._compiler.compile(build, self._arch, target=self._target)
+
+    def ahead(self, builds: Iterable[Build]) -> AbstractContextManager[None]:
+        """While the body runs, compile builds in other processes; see `attnprof.compiler.Compiler.ahead`."""
+        return self._compiler.ahead((build, self._arch, self._target) for build in builds)
+
+    @property
+    def _target(self) -> Target:
+        return "cubin" if self._native else "ptx"
 
     def prepare(self, plan: LaunchPlan) -> GpuRun:
         """As `TimedExecutor.prepare`.
@@ -111,7 +121,7 @@ class GpuExecutor:
             blocks = self._allocate(plan)
         return GpuRun(self, plan, tuple(compiled.values()), kernels, blocks)
 
-    def peer(self, name: str, workload: Workload) -> Peer:
+    def peer(self, name: str, workload: Workload, layout: Layout = "bhsd") -> Peer:
         """One of `attnprof.gpu.peers.PEERS` on a workload, to be timed beside a kernel; a context manager.
 
         Raises:
@@ -120,7 +130,7 @@ class GpuExecutor:
         from attnprof.gpu.peers import peer
 
         self._check_alive()
-        return peer(name, workload, self)
+        return peer(name, workload, self, layout)
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:

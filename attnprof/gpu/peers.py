@@ -18,6 +18,7 @@ from attnprof.model.workload import Pass, Workload
 
 if TYPE_CHECKING:
     from attnprof.gpu.executor import GpuExecutor
+    from attnprof.kernels.spec import Layout
 
 # PyTorch's attention backends (torch.nn.attention.SDPBackend) by our names for them.
 _SDPA_BACKENDS = {
@@ -36,7 +37,7 @@ _COPY_BYTES = 2**30
 _MATMUL_SIZE = 8192
 
 
-def peer(name: str, workload: Workload, executor: GpuExecutor) -> Peer:
+def peer(name: str, workload: Workload, executor: GpuExecutor, layout: Layout = "bhsd") -> Peer:
     """One of `PEERS`, to be entered (which allocates it and runs it once) and then timed.
 
     Entering raises:
@@ -49,6 +50,7 @@ def peer(name: str, workload: Workload, executor: GpuExecutor) -> Peer:
         workload: what the attention backends compute; ``matmul`` takes its element type alone, ``copy`` nothing;
             ``matrix-copy`` and ``torch-softmax`` take its score matrix.
         executor: the device, with the stream and the clock that its own runs use.
+        layout: how the tensors of the attention backends lie in memory.
 
     Raises:
         UsageError: no peer of that name.
@@ -81,7 +83,7 @@ def peer(name: str, workload: Workload, executor: GpuExecutor) -> Peer:
         return Peer(
             name,
             executor,
-            lambda stack: _attention(executor, name, workload, stack),
+            lambda stack: _attention(executor, name, workload, stack, layout),
             flops=workload.flops,
             nbytes=_compulsory_bytes(workload),
         )
@@ -244,7 +246,7 @@ def _softmax(executor: GpuExecutor, workload: Workload, stack: ExitStack) -> _Wo
     return _Torch("torch-softmax", torch, stream, lambda: torch.softmax(x, dim=-1))
 
 
-def _attention(executor: GpuExecutor, name: str, workload: Workload, stack: ExitStack) -> _Work:
+def _attention(executor: GpuExecutor, name: str, workload: Workload, stack: ExitStack, layout: Layout) -> _Work:
     if workload.causal and workload.seq_q != workload.seq_kv:
         raise UnsupportedWorkload(f"{name}: PyTorch's causal mask is top-left aligned where seq_q is not seq_kv")
     torch = _torch()
@@ -267,9 +269,11 @@ def _attention(executor: GpuExecutor, name: str, workload: Workload, stack: Exit
     with _on(torch, executor, stack) as stream, _no_memory_is_a_reason(name):
 
         def tensor(heads: int, length: int) -> Any:
-            shape = (workload.batch, heads, length, workload.head_dim)
-            dtype = _torch_dtype(torch, workload.dtype)
-            return torch.randn(shape, device="cuda", dtype=dtype, requires_grad=backward)
+            outer, inner = (heads, length) if layout == "bhsd" else (length, heads)
+            shape = (workload.batch, outer, inner, workload.head_dim)
+            values = torch.randn(shape, device="cuda", dtype=_torch_dtype(torch, workload.dtype))
+            # A view: PyTorch takes (batch, heads, length, head dim) with any strides.
+            return (values if layout == "bhsd" else values.transpose(1, 2)).requires_grad_(backward)
 
         q = tensor(workload.heads, workload.seq_q)
         k, v = (tensor(workload.kv_heads, workload.seq_kv) for _ in range(2))

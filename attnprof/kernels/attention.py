@@ -84,6 +84,39 @@ def roomiest(choices: Sequence[TilesThatFit], device: DeviceSpec) -> TilesThatFi
     return next((t for t in choices if fit_together(t.blocks_per_sm, t.smem_bytes, device)), choices[-1])
 
 
+# Architectures with as much shared memory an SM share a column of a table of tiles: sm_90; sm_100 and sm_103 (both 228
+# KiB an SM); sm_80 and sm_87 (164 KiB); sm_86, sm_89 and sm_120 (100 KiB).
+_COLUMNS = {
+    **{(9, 0): 0, (10, 0): 1, (10, 3): 1, (8, 0): 2, (8, 7): 2},
+    **{(8, 6): 3, (8, 9): 3, (12, 0): 3, (12, 1): 3},
+}
+# An architecture that is in no column has been measured as little as those of the second.
+_UNKNOWN_COLUMN = 1
+
+
+def built_in(row: Sequence[TilesThatFit], device: DeviceSpec) -> TilesThatFit:
+    """A kernel's own choice on a device, from its table's row of four columns.
+
+    That of the device's architecture, or the next one to the right where the device reports less shared memory.
+    """
+    return roomiest(row[_COLUMNS.get(device.compute_capability, _UNKNOWN_COLUMN) :], device)
+
+
+def fitting(choices: Iterable[TilesThatFit], device: DeviceSpec) -> tuple[TilesThatFit, ...]:
+    """The choices that a device has the shared memory for: in a block, and in an SM as often as they ask for."""
+    return tuple(
+        tiles
+        for tiles in choices
+        if tiles.smem_bytes <= device.smem_per_block_bytes
+        and fit_together(tiles.blocks_per_sm, tiles.smem_bytes, device)
+    )
+
+
+def has_little_smem(device: DeviceSpec) -> bool:
+    """Whether an SM has 100 KiB, as from sm_86, sm_89 and sm_120, rather than 164 or more."""
+    return device.smem_per_sm_bytes < 128 * 1024
+
+
 def fit_together(blocks: int, smem_bytes: int, device: DeviceSpec) -> bool:
     """Whether an SM has the shared memory for so many blocks at once."""
     return blocks * (smem_bytes + RESERVED_SMEM_BYTES) <= device.smem_per_sm_bytes

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+from attnprof.kernels.candidates import no_candidates
+from attnprof.kernels.fa2_tiles import TileLayout, Tiles, tiles_for
 from attnprof.kernels.ladder import fa2
-from attnprof.kernels.ladder.fa2 import Layout, Tiles
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, LedgerLine
@@ -33,9 +34,9 @@ def _unsupported(workload: Workload) -> str | None:
     return fa2.unsupported(workload)
 
 
-def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
+def _with_layout(layout: TileLayout, title: str, idea: str) -> KernelSpec:
     def tiles(workload: Workload, device: DeviceSpec) -> Tiles:
-        return fa2.tiles_for(workload.head_dim, device, layout)
+        return tiles_for(workload.head_dim, device, layout)
 
     def demand(workload: Workload, device: DeviceSpec) -> Demand:
         if _unsupported(workload) is not None:
@@ -50,7 +51,7 @@ def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
 
     def builds(device: DeviceSpec) -> tuple[Build, ...]:
         return tuple(
-            fa2.tiles_for(head_dim, device, layout).build(dtype, causal=causal)
+            tiles_for(head_dim, device, layout).build(dtype, causal=causal)
             for head_dim, dtype, causal in product(HEAD_DIMS, fa2.DTYPES, (False, True))
         )
 
@@ -58,7 +59,14 @@ def _with_layout(layout: Layout, title: str, idea: str) -> KernelSpec:
 
 
 def _variant(name: str, **changes: object) -> KernelSpec:
-    shared = {"name": f"{BASE.name}[{name}]", "variants": lambda: (), "unsupported": _unsupported}
+    shared = {
+        "name": f"{BASE.name}[{name}]",
+        "unsupported": _unsupported,
+        # A variant is one thing done otherwise, with the tiles of the kernel itself.
+        "variants": lambda: (),
+        "candidates": no_candidates,
+        "bshd": None,
+    }
     return replace(BASE, **(shared | changes))  # type: ignore[arg-type]
 
 
@@ -79,12 +87,12 @@ def _demand_with_p(workload: Workload, device: DeviceSpec) -> Demand:
 
 
 def _plan_with_p(workload: Workload, device: DeviceSpec) -> LaunchPlan:
-    return fa2.plan_with(workload, fa2.tiles_for(workload.head_dim, device), p=True)
+    return fa2.plan_with(workload, tiles_for(workload.head_dim, device), p=True)
 
 
 def _builds_with_p(device: DeviceSpec) -> tuple[Build, ...]:
     return tuple(
-        fa2.tiles_for(head_dim, device).build(dtype, causal=causal, p=True)
+        tiles_for(head_dim, device).build(dtype, causal=causal, p=True)
         for head_dim, dtype, causal in product(HEAD_DIMS, fa2.DTYPES, (False, True))
     )
 

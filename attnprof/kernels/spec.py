@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from attnprof.kernels.candidates import Candidate, Candidates, Choose, chosen_first, no_candidates
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec
@@ -20,6 +21,9 @@ from attnprof.model.workload import Pass, Workload
 RoundingPoint = Literal["s", "p", "ds", "o"]
 # What a kernel computes: attention, or the softmax of the rows of a matrix that is shaped like an attention's scores.
 Operation = Literal["attention", "softmax"]
+# The order of the axes of Q, K, V and O: batch, heads, sequence, head dim; or with the heads inside the sequence.
+Layout = Literal["bhsd", "bshd"]
+LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class KernelSpec:
         variants: the same kernel built otherwise, to be measured beside it: traps, and other cures. Named
             ``fa2[plain]``; in no catalogue, and named by ``--variant plain``. They pass the same numerics.
         largest_logit: how far from 0 its logits may lie before its result is wrong; None where there is no limit.
+        candidates: the tile choices for a workload on a device, the one that `plan` and `demand` take first; none where
+            there is no choice, or the kernel cannot run the workload.
+        layout: the order of the axes of its tensors Q, K, V and O. Inputs are made, and outputs judged, as (batch,
+            heads, sequence, head dim), and transposed on the way; see `attnprof.kernels.trial`.
+        bshd: the same kernel on tensors with the heads inside the sequence, as they lie; None where it has none.
     """
 
     name: str
@@ -71,6 +80,9 @@ class KernelSpec:
     operation: Operation = "attention"
     largest_logit: float | None = None
     variants: Callable[[], tuple[KernelSpec, ...]] = lambda: ()
+    candidates: Candidates = no_candidates
+    layout: Layout = "bhsd"
+    bshd: Callable[[], KernelSpec] | None = None
 
     def flops(self, workload: Workload) -> int:
         """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
@@ -88,6 +100,36 @@ class KernelSpec:
             raise UsageError(f"{self.name} has no variant {name!r}", others)
         return found[name]
 
+    def laid_out(self, layout: Layout) -> KernelSpec:
+        """The same kernel on tensors of that layout. Where there is none, one that is unsupported and says so."""
+        if layout == self.layout:
+            return self
+        if self.bshd is not None and layout == "bshd":
+            return self.bshd()
+        reason = f"{self.name} takes {self.layout} tensors only, not {layout}"
+        return replace(self, layout=layout, unsupported=lambda _: reason, candidates=no_candidates)
+
+    def tiles(self, workload: Workload, device: DeviceSpec) -> Candidate | None:
+        """The tile choice that `plan` takes; None where there is no choice, or the kernel cannot run the workload."""
+        return next(iter(self.candidates(workload, device)), None)
+
+    def choosing(self, choose: Choose) -> KernelSpec:
+        """The same kernel with the tiles that ``choose`` names; with its own where it names none of the candidates."""
+
+        def candidates(workload: Workload, device: DeviceSpec) -> tuple[Candidate, ...]:
+            found = self.candidates(workload, device)
+            return chosen_first(found, choose(workload, device, found)) if found else found
+
+        def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+            found = candidates(workload, device)
+            return found[0].plan() if found else self.plan(workload, device)
+
+        def demand(workload: Workload, device: DeviceSpec) -> Demand:
+            found = candidates(workload, device)
+            return found[0].demand() if found else self.demand(workload, device)
+
+        return replace(self, plan=plan, demand=demand, candidates=candidates)
+
     @property
     def requires(self) -> str:
         """The oldest architecture it runs on; an ``a`` suffix means that one only."""
@@ -101,6 +143,19 @@ class KernelSpec:
         needed = (int(match[1]), int(match[2]))
         fits = compute_capability == needed if match[3] else compute_capability >= needed
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+
+def tile_fields(spec: KernelSpec, workload: Workload, device: DeviceSpec) -> dict[str, str | None]:
+    """How the tensors lie and which tiles run, for a row: ``layout``, ``tiles`` and ``tiles_source``.
+
+    ``tiles_source`` is ``built-in``, or ``tuned`` where the choice was kept by measurement.
+    """
+    tiles = spec.tiles(workload, device)
+    return {
+        "layout": None if spec.operation == "softmax" else spec.layout,
+        "tiles": tiles.label if tiles else None,
+        "tiles_source": ("tuned" if tiles.tuned else "built-in") if tiles else None,
+    }
 
 
 def variant_name(spec: KernelSpec, variant: KernelSpec) -> str:

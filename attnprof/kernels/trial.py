@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution, make_inputs, make_matrix
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.verify import Verification, verify
+from attnprof.kernels.verify import WORK_LIMIT_FLOPS, Verification, verify
 from attnprof.kernels.verify_softmax import verify_softmax
 from attnprof.model.errors import UnsupportedWorkload
 from attnprof.model.workload import Pass, Workload
@@ -36,6 +36,7 @@ def inputs_for(
 ) -> Mapping[str, Array]:
     """The input tensors by name, in storage form: Q, K and V of an attention, the matrix of a softmax.
 
+    In the kernel's own layout: of one that has the heads inside the sequence, transposed copies.
     Of a backward, dO, O and the log-sum-exp too. The last two come from the float64 reference where that is quick,
     else from the forward kernel `FORWARD`, run on the executor.
 
@@ -46,14 +47,19 @@ def inputs_for(
     make = make_matrix if spec.operation == "softmax" else make_inputs
     inputs = make(workload, distribution=distribution, seed=seed)
     if spec.operation == "softmax" or workload.direction is Pass.FWD:
-        return inputs
+        return _transposed(inputs) if spec.layout == "bshd" else inputs
     forward = replace(workload, direction=Pass.FWD)
     on_host = forward.flops <= HOST_FORWARD_FLOPS
     return {**inputs, **(_on_host(forward, inputs) if on_host else _on_device(forward, inputs, executor))}
 
 
 def judge(
-    spec: KernelSpec, workload: Workload, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+    spec: KernelSpec,
+    workload: Workload,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    *,
+    work_limit_flops: int = WORK_LIMIT_FLOPS,
 ) -> Verification:
     """Compare the outputs with the float64 reference.
 
@@ -62,14 +68,28 @@ def judge(
         workload: what was computed.
         inputs: what `inputs_for` gave.
         outputs: every tensor of role ``out``, in storage form, poisoned before the run.
+        work_limit_flops: attention: rows are sampled when the reference of all of them would cost more.
     """
+    if spec.layout == "bshd":
+        inputs, outputs = _transposed(inputs), _transposed(outputs)
     if spec.operation == "softmax":
         return verify_softmax(workload, inputs["x"], outputs["y"])
     if workload.direction is Pass.BWD:
         from attnprof.kernels.verify_gradients import verify_gradients
 
-        return verify_gradients(workload, spec.rounds, inputs, outputs)
-    return verify(workload, spec.rounds, inputs, outputs["o"], outputs.get("lse"))
+        return verify_gradients(workload, spec.rounds, inputs, outputs, work_limit_flops=work_limit_flops)
+    lse = outputs.get("lse")
+    return verify(workload, spec.rounds, inputs, outputs["o"], lse, work_limit_flops=work_limit_flops)
+
+
+def _transposed(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The tensors of four axes with heads and sequence exchanged, contiguous again; the others (lse) as they are."""
+    import numpy as np
+
+    return {
+        name: np.ascontiguousarray(values.swapaxes(1, 2)) if values.ndim == 4 else values
+        for name, values in tensors.items()
+    }
 
 
 def _on_host(forward: Workload, inputs: Mapping[str, Array]) -> Mapping[str, Array]:

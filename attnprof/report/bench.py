@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.report import units
 from attnprof.report.document import Column, Row
 from attnprof.report.roofline import COLUMNS as PREDICTED
-from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD
+from attnprof.report.workload import KERNEL, LAYOUT, REASON, STATUS, TILES, WORKLOAD
 
 
 def _predicted(key: str, **changes: Any) -> Column:
@@ -40,6 +40,7 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
         *WORKLOAD,
         KERNEL,
         replace(STATUS, show=_any_not_ok),
+        TILES,
         Column("time_s.median", "Time", "median time of one run (s)", units.time, csv="time_median_s"),
         Column("time_s.mad", "Spread", "median absolute deviation (s)", csv="time_mad_s", row_text=_spread),
         Column("time_s.min", "Fastest", "fastest sample (s)", units.time, show="never", csv="time_min_s"),
@@ -65,6 +66,7 @@ def columns(peers: Sequence[str]) -> tuple[Column, ...]:
         Column("power_w", "Power", "median power while it ran (W)", _in(1.0), show="never"),
         Column("temperature_c", "Temp.", "temperature while it ran (°C)", show="never"),
         Column("compile_time_s", "Compile", "time spent compiling; 0 from the cache (s)", units.time, show="never"),
+        LAYOUT,
         Column("l2", "L2", "cold: flushed before each launch; warm: not", align="left", show="never"),
         Column("arch", "Arch", "architecture compiled for", align="left", show="never"),
         _predicted("hbm_bytes", show="never"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attnprof.report.document import Row
-from attnprof.report.roofline import row_names
+from attnprof.report.roofline import TUNED, row_names
 
 # Clocks that differ by more than this make the ratio of two rows' times doubtful by about as much.
 CLOCKS_APART = 0.02
@@ -33,6 +33,8 @@ def _reasons(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         for peer, result in row["peers"].items():
             if result["reason"] and row["status"] == "ok":
                 found.setdefault(f"no time of {peer}: {result['reason']}", []).append(row)
+        if row.get("tiles_source") == "tuned":
+            found.setdefault(TUNED, []).append(row)
     yield from found.items()
 
 

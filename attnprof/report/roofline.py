@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.model.devices import DeviceSpec
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD, matrices
+from attnprof.report.workload import KERNEL, REASON, STATUS, TILES, WORKLOAD, matrices
 
 _BOUND = {"hbm": "cyan", "tensor": "magenta", "exp": "yellow", "fp32": "blue"}
 
@@ -36,8 +36,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("l2_resident", "In L2", "what fits the L2 cache: footprint, intermediates", align="left", show="never"),
     replace(STATUS, show="never"),
     REASON,
+    TILES,
     Column("unsupported", "Unsupported", "why the kernel cannot run this here", align="left", show="never"),
 )
+
+# What a row says whose tiles are not the kernel's own.
+TUNED = "tiles kept by bench --tune; --no-tuned takes the built-in ones"
 
 LEGEND = (
     "HBM: predicted traffic, the sum of the ledger (--ledger shows it); GB is 1e9 bytes.",
@@ -124,6 +128,8 @@ def row_names(about: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
     texts: list[str] = []
+    if row.get("tiles_source") == "tuned":
+        texts.append(TUNED.capitalize())
     if row["reason"]:
         texts.append(f"Unknown roof ({row['reason']})")
     if row["unsupported"]:

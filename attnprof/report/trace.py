@@ -8,7 +8,7 @@ from typing import Any
 
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, REASON, STATUS, WORKLOAD, matrices
+from attnprof.report.workload import KERNEL, LAYOUT, REASON, STATUS, WORKLOAD, matrices
 
 # Below this a line's requests waste enough of their sectors to be listed however rarely it runs. A misaligned row of 4-
 # or 16-byte accesses touches one sector too many of 5 or 17 and is not.
@@ -86,6 +86,7 @@ LINES: tuple[Column, ...] = (
 # A CSV line is a launch.
 CSV_COLUMNS: tuple[Column, ...] = (
     *WORKLOAD,
+    LAYOUT,
     KERNEL,
     STATUS,
     REASON,
@@ -142,7 +143,8 @@ def title(row: Row) -> str:
     heads = f"{row['heads']} heads" if row["heads"] == row["kv_heads"] else f"{row['heads']}/{row['kv_heads']} heads"
     batch = f"batch {row['batch']} · " if row["batch"] > 1 else ""
     mask = " · causal" if row["causal"] else ""
-    return f"{row['kernel']} · {batch}{length} · {heads} · d {row['head_dim']} · {row['dtype']}{mask}"
+    layout = f" · {row['layout']}" if row["layout"] == "bshd" else ""
+    return f"{row['kernel']} · {batch}{length} · {heads} · d {row['head_dim']} · {row['dtype']}{mask}{layout}"
 
 
 def source_lines(launches: Sequence[Row], hottest: int) -> list[dict[str, Any]]:

@@ -47,6 +47,15 @@ WORKLOAD: tuple[Column, ...] = (
 
 KERNEL = Column("kernel", "Kernel", "the kernel's name", align="left")
 
+TILES = Column(
+    "tiles",
+    "Tiles",
+    "the kernel's tile choice; shown where one was kept by bench --tune",
+    align="left",
+    show=lambda rows: any(row.get("tiles_source") == "tuned" for row in rows),
+)
+LAYOUT = Column("layout", "Layout", "axes of Q, K, V and O in memory", align="left", show="varies")
+
 STATUS = Column(
     "status",
     "Status",

@@ -58,7 +58,7 @@ class FakePeer(FakeTimed):
 class Device(FakeExecutor):
     """A GPU with peers."""
 
-    def peer(self, name: str, workload: Workload) -> FakePeer:
+    def peer(self, name: str, workload: Workload, layout: str = "bhsd") -> FakePeer:
         times = {"copy": 2**31 / 4.2e12, "matmul": 2 * 8192**3 / 750e12, "torch-flash": 1.5e-3}
         error = None
         if name == "torch-cudnn":

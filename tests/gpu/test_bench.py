@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,12 @@ from attnprof.bench.rates import RateProbe, measure_rates
 from attnprof.bench.rows import BenchRow, RowStatus
 from attnprof.bench.runner import BenchOptions, bench
 from attnprof.bench.sampler import UntilSteady
+from attnprof.bench.trials import Verdict
+from attnprof.bench.tune import TuneOptions, Tuner
+from attnprof.bench.winners import Winners
 from attnprof.gpu.executor import GpuExecutor
 from attnprof.kernels.catalogue import select
-from attnprof.model.workload import Workload
+from attnprof.model.workload import Pass, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -67,3 +71,46 @@ def test_tiny_workloads_are_resolved_or_marked(executor: GpuExecutor) -> None:
     assert row.time is not None
     codes = {warning.kind.code for warning in row.warnings}
     assert row.flops_per_s is not None or "below-resolution" in codes
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [
+        ("fa2", Workload.of(1024, batch=4, heads=8, head_dim=256, causal=True)),
+        ("fa2-bwd", Workload.of(1024, batch=4, heads=16, head_dim=64, direction=Pass.BWD)),
+        ("fa2-decode", Workload.of(1, seq_kv=16_384, batch=4, heads=32, kv_heads=8)),
+    ],
+)
+def test_every_tile_choice_is_right_and_the_winner_runs(
+    executor: GpuExecutor, tmp_path: Path, name: str, workload: Workload
+) -> None:
+    options = TuneOptions(rule=QUICK, ahead=executor.ahead)
+    tuner = Tuner(executor, options, Winners(tmp_path / "tiles.json"))
+    (row,) = rows_of(executor, [name], [workload], tuner=tuner)
+    (tuning,) = tuner.tunings
+    assert tuning.winner is not None, tuning.reason
+    verdicts = {trial.label: trial.verdict for trial in tuning.trials}
+    # A choice that fits the shared memory may spill; none may be wrong or refused.
+    assert not {Verdict.WRONG, Verdict.DOES_NOT_RUN} & set(verdicts.values()), verdicts
+    assert row.status is RowStatus.OK
+    assert row.as_row()["tiles"] == tuning.winner.label
+    # Kept for the next run, and never slower than the built-in choice by more than noise.
+    (spec,) = select([name])
+    kept = Winners(tmp_path / "tiles.json").choosing(spec).tiles(workload, executor.device)
+    assert kept is not None
+    assert kept.label == tuning.winner.label
+    assert tuning.winner.speedup is not None
+    assert tuning.winner.speedup >= 1.0
+
+
+def test_heads_inside_the_sequence_run_without_a_copy(executor: GpuExecutor) -> None:
+    """The strided variant; copies of Q, K, V and O would cost more than a sixth."""
+    workload = Workload.of(2048, batch=4, heads=16, head_dim=128)
+    (fa2,) = select(["fa2"])
+    outside, inside = bench([fa2, fa2.laid_out("bshd")], [workload], executor, BenchOptions(rule=QUICK))
+    assert inside.status is RowStatus.OK, inside.reason
+    assert inside.verification is not None
+    assert inside.verification.passed
+    assert outside.time is not None
+    assert inside.time is not None
+    assert inside.time.median_s < 1.1 * outside.time.median_s

@@ -45,6 +45,14 @@ def test_attention_runs_cold_and_warm(executor: GpuExecutor, name: str, directio
     assert cold == pytest.approx(warm, rel=0.35)
 
 
+def test_flash_takes_heads_inside_the_sequence_as_they_lie(executor: GpuExecutor) -> None:
+    """No copy: one of Q, K and V alone would cost more than the 20 % allowed here."""
+    workload = Workload.of(256, batch=64, heads=16, head_dim=128)
+    with executor.peer("torch-flash", workload) as outside, executor.peer("torch-flash", workload, "bshd") as inside:
+        times = [(outside.time(5, cold_l2=True).time_s, inside.time(5, cold_l2=True).time_s) for _ in range(7)]
+    assert median(b for _, b in times) == pytest.approx(median(a for a, _ in times), rel=0.2)
+
+
 def refusal(executor: GpuExecutor, name: str, workload: Workload) -> str | None:
     """None where the peer runs, else why not."""
     try:

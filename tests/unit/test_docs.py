@@ -168,7 +168,7 @@ def test_every_json_field_is_explained(cli: Cli, command: str) -> None:
     _assert_explained(cli(*command.split(), "--json").json)
 
 
-@pytest.mark.parametrize("name", ["bench", "check", "check-traps", "trace"])
+@pytest.mark.parametrize("name", ["bench", "check", "check-traps", "trace", "tune"])
 def test_every_json_field_of_the_snapshots_is_explained(name: str) -> None:
     text = (ROOT / "tests" / "cli" / "snapshots" / f"{name}.json").read_text(encoding="utf-8")
     # The version is left out of some, and its comma stays.

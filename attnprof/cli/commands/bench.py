@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, baseline, gpus, options, values
+from attnprof.cli import backends, baseline, gpus, options, tuning, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import Output, output
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from attnprof.bench.rows import BenchRow, MeasuredRate
     from attnprof.bench.runner import BenchOptions
+    from attnprof.bench.tune import Tuner
     from attnprof.kernels.executor import TimedExecutor
     from attnprof.model.workload import Workload
     from attnprof.report.document import Report
@@ -35,6 +36,7 @@ def bench(
     causal: options.Causal = False,
     scale: options.Scale = None,
     direction: options.PassName = "fwd",
+    layout: options.LayoutName = "bhsd",
     rows: options.Rows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
@@ -56,6 +58,10 @@ def bench(
     rates: Annotated[
         bool, typer.Option("--rates/--no-rates", help="Measure the library's copy and matrix product in the same run.")
     ] = True,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First try every tile choice of each kernel, and keep the fastest.")
+    ] = False,
+    tuned: options.Tuned = True,
     seed: options.Seed = "0",
     as_json: options.Json = False,
     as_csv: options.Csv = False,
@@ -65,7 +71,8 @@ def bench(
     """Run on the GPU: compile, verify, time, compare.
 
     Every kernel is verified against float64 before it is timed. A row that can't run here is skipped and says why; a
-    row that runs and goes wrong makes the exit code 1.
+    row that runs and goes wrong makes the exit code 1. Tiles that --tune kept for
+    this GPU are used from then on.
     """
     from attnprof.bench.runner import BenchOptions
     from attnprof.bench.runner import Progress as Step
@@ -75,9 +82,12 @@ def bench(
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
     specs, workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale
+        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout
     ).sweep(kernel, variant)
+    if tune:
+        tuning.check_tunable(specs)
     peer_names = backends.check_peers(peer or [])
+    time_limit_s = values.seconds(max_time, "--max-time", example="15")
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:
 
         def show(step: Step) -> None:
@@ -85,24 +95,24 @@ def bench(
 
         settings = BenchOptions(
             l2="cold" if values.choice(l2, "--l2", ("cold", "warm")) == "cold" else "warm",
-            rule=UntilSteady(
-                min_time_s=values.seconds(min_time, "--min-time"),
-                time_limit_s=values.seconds(max_time, "--max-time", example="15"),
-            ),
+            rule=UntilSteady(min_time_s=values.seconds(min_time, "--min-time"), time_limit_s=time_limit_s),
             ceilings=gpus.ceiling_source(ceilings),
             seed=values.whole(seed, "--seed"),
             clock=backends.clock,
             progress=show,
         )
         executor = backends.open_gpu()
-        peers = backends.open_peers(peer_names, executor)
-        run = _Run(out, executor, settings, peer_names)
+        peers = backends.open_peers(peer_names, executor, specs[0].layout)
+        tuner = tuning.open_tuner(executor, settings, time_limit_s) if tune else None
+        if tuner is None:
+            specs = tuning.with_kept_tiles(specs, wanted=tuned)
+        run = _Run(out, executor, settings, peer_names, tuner)
         try:
             if rates:
                 progress.step("measuring the rates of the library's copy and matrix product")
                 run.rates = backends.measure_rates(executor, workloads, settings)
             total = len(specs) * len(workloads)
-            for row in rows_of(specs, workloads, executor, settings, peers=peers, rates=run.rates):
+            for row in rows_of(specs, workloads, executor, settings, peers=peers, rates=run.rates, tuner=tuner):
                 run.add(row)
                 where = f"[{len(run.rows)}/{total}] {row.kernel} {row.workload.label}"
                 progress.done(f"{where}: {view.live_line(run.rows[-1])}")
@@ -120,6 +130,7 @@ class _Run:
     executor: TimedExecutor
     settings: BenchOptions
     peers: tuple[str, ...]
+    tuner: Tuner | None = None
     rates: tuple[MeasuredRate, ...] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
     naive: dict[tuple[str, Workload], tuple[float, int | None]] = field(default_factory=dict)
@@ -153,16 +164,21 @@ class _Run:
     def report(self) -> Report:
         """What has been measured so far."""
         from attnprof.report import bench as view
+        from attnprof.report import tune as tune_view
         from attnprof.report.bench_notes import notes
         from attnprof.report.document import Report, Section
 
         device, rates = self.executor.device, [rate.as_dict() for rate in self.rates]
         software = backends.software()
-        section = Section(self._heading(rates, software), self.rows, notes(self.rows))
+        heading = self._heading(rates, software)
+        tunings = [each.as_dict() for each in self.tuner.tunings] if self.tuner is not None else []
         return Report(
             "bench",
             view.columns(self.peers),
-            (section,),
+            (
+                *((Section(heading, ()), *tune_view.sections(tunings)) if tunings else ()),
+                Section(() if tunings else heading, self.rows, notes(self.rows)),
+            ),
             fields={
                 "device": device.as_json(),
                 "software": dict(software),
@@ -170,6 +186,7 @@ class _Run:
                 "l2": self.settings.l2,
                 "seed": self.settings.seed,
                 "rates": rates,
+                "tuning": tunings,
                 "interrupted": self.interrupted,
             },
             group_by="seq_q",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import gpus, options
+from attnprof.cli import backends, gpus, options, tuning
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -38,6 +38,7 @@ def roofline(
         typer.Option("--gpu", metavar="NAME", help="GPUs of the built-in table, e.g. A100-SXM4-80GB,H200."),
     ] = None,
     ceilings: options.Ceilings = "datasheet",
+    tuned: options.Tuned = True,
     ledger: Annotated[bool, typer.Option("--ledger", help="Show the HBM traffic line by line.")] = False,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
@@ -62,6 +63,9 @@ def roofline(
     if not kernel and specs[0].direction is not Pass.FWD:
         specs = (*options.kernels(["naive"]), *specs)  # which has a ledger for either pass
     targets = gpus.targets(gpu)
+    if targets[0].device.source == "nvml":
+        with backends.warnings_on(context.obj):
+            specs = tuning.with_kept_tiles(specs, wanted=tuned)
 
     sections: list[Section] = []
     all_rows: list[dict[str, Any]] = []
@@ -106,6 +110,7 @@ def predict(
     ``unsupported`` says why it can't.
     """
     from attnprof.cli.baseline import Baseline
+    from attnprof.kernels.spec import tile_fields
     from attnprof.model.roofline import roofline as roofline_of
     from attnprof.model.roofline import row
 
@@ -121,6 +126,7 @@ def predict(
                 {
                     **row(spec.name, workload, demand, roof, speedup_vs_naive=speedup, flops=flops),
                     "operation": spec.operation,
+                    **tile_fields(spec, workload, device),
                     "gpu": device.name,
                     "unsupported": spec.unsupported(workload) or spec.runs_on(device.compute_capability),
                 }

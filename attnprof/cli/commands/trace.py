@@ -40,6 +40,7 @@ def trace(
     dtype: options.DtypeNames = None,
     causal: options.Causal = False,
     direction: options.PassName = "fwd",
+    layout: options.LayoutName = "bhsd",
     rows: options.Rows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
@@ -73,6 +74,7 @@ def trace(
         *(kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction),
         rows or (["64"] if matrices else None),
         cols,
+        layout=layout,
     ).sweep(kernel, variant)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")
@@ -139,6 +141,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler.arch import parse_arch
+    from attnprof.kernels.spec import tile_fields
     from attnprof.model.roofline import workload_fields
     from attnprof.report.trace import fault_count
     from attnprof.report.trace_comparison import compare, explain
@@ -149,6 +152,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         "status": "ok",
         "reason": None,
         **workload_fields(workload),
+        **tile_fields(spec, workload, executor.device),
         "comparison": [],
         "launches": [],
         "notes": (),

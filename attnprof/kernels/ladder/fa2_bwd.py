@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from attnprof.kernels.attention import LENGTH_MAX, ceil_div, element_build, grid_of, longest_first, roomiest, scale_log2
+from attnprof.kernels.attention import LENGTH_MAX, ceil_div, grid_of, longest_first, scale_log2
+from attnprof.kernels.candidates import Candidate, of_tiles
+from attnprof.kernels.fa2_bwd_tiles import DEFAULTS, FILE, Tiles, candidates_for, tiles_for, width_of
 from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Direction, LedgerLine, Schedule, Stage
 from attnprof.model.devices import DeviceSpec
@@ -17,13 +17,12 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.traffic import fused_demand
 from attnprof.model.workload import Pass, Workload
 
-FILE = kernels_dir() / "fa2_bwd.cu"
 DTYPES = (Dtype.FP16, Dtype.BF16)
 
 # Positions inside a head are 32-bit, and so is the number of a row of Q or K over all heads: at 128 bytes a row or
 # more, no GPU holds that many.
 ROWS_MAX = 2**31
-# A row of Q or K is made of whole 16-byte chunks. Head dims that are not in `CHOICES` are padded to the next that is.
+# A row of Q or K is made of whole 16-byte chunks. Head dims that are not in `DEFAULTS` are padded to the next that is.
 HEAD_DIM_STEP = 8
 # Threads of a block of the two kernels that stream.
 STREAM_THREADS = 256
@@ -33,101 +32,14 @@ VECTOR = 8
 ACCUMULATORS_MAX = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """A tile choice for one head dim: everything that a launch needs follows from it.
-
-    Attributes:
-        head_dim: 64, 128 or 256.
-        block_q: queries it works on at a time.
-        block_kv: keys a thread block owns.
-        warps_kv: warps that split the keys, each with ``block_kv / warps_kv`` rows of Sᵀ: best 32, so that a fragment
-            of Q or dO feeds two products.
-        warps_q: warps of the same keys; they split the queries of S and the columns of dK and dV, and exchange P and
-            dS through shared memory. With 1 there is nothing to exchange.
-        dq_warps_q: warps that split the queries of dQ; the others split its columns.
-        q_stages: tiles of Q and of dO in shared memory at once, 1 or 2.
-        ds_stages: tiles of dS, 1 or 2. With 2 the product dS K of a step is left to the next one, so that all warps
-            meet at one barrier a step.
-        blocks_per_sm: blocks that an SM's registers must hold; the compiler gets 65,536 / (blocks · threads) a thread.
-    """
-
-    head_dim: int
-    block_q: int = 64
-    block_kv: int = 128
-    warps_kv: int = 4
-    warps_q: int = 2
-    dq_warps_q: int = 2
-    q_stages: int = 2
-    ds_stages: int = 2
-    blocks_per_sm: int = 1
-
-    def build(self, dtype: Dtype, *, causal: bool, padded: bool = False) -> Build:
-        """The compilation for one element type and mask; ``padded``: rows in global memory are shorter."""
-        macros = {
-            "HEAD_DIM": self.head_dim,
-            "PADDED": int(padded),
-            "CAUSAL": int(causal),
-            "BLOCK_Q": self.block_q,
-            "BLOCK_KV": self.block_kv,
-            "WARPS_KV": self.warps_kv,
-            "WARPS_Q": self.warps_q,
-            "DQ_WARPS_Q": self.dq_warps_q,
-            "Q_STAGES": self.q_stages,
-            "DS_STAGES": self.ds_stages,
-            "MIN_BLOCKS": self.blocks_per_sm,
-        }
-        return element_build(FILE, dtype, **macros)
-
-    @property
-    def threads(self) -> int:
-        """Threads a block."""
-        return 32 * self.warps_kv * self.warps_q
-
-    @property
-    def smem_bytes(self) -> int:
-        """K and V, the stages of Q and dO, P where it is exchanged, the stages of dS, and two fp32 a query a stage."""
-        rows = 2 * self.block_kv + 2 * self.q_stages * self.block_q
-        tiles_of_s = (1 if self.warps_q > 1 else 0) + self.ds_stages
-        return (
-            rows * self.head_dim * 2
-            + tiles_of_s * self.block_q * self.block_kv * 2
-            + self.q_stages * 2 * self.block_q * 4
-        )
-
-
-# The first choice that the device's shared memory has room for, as many times as `Tiles.blocks_per_sm` says.
-CHOICES: Mapping[int, tuple[Tiles, ...]] = {
-    64: (
-        Tiles(head_dim=64, block_q=32, warps_q=1, blocks_per_sm=2),
-        Tiles(head_dim=64, block_q=32, warps_q=1, q_stages=1, ds_stages=1, blocks_per_sm=2),
-    ),
-    128: (
-        Tiles(head_dim=128),
-        Tiles(head_dim=128, ds_stages=1),
-        Tiles(head_dim=128, block_kv=64, warps_kv=2, q_stages=1, ds_stages=1),
-    ),
-    256: (
-        Tiles(head_dim=256, block_kv=64, warps_kv=2, warps_q=4),
-        Tiles(head_dim=256, block_kv=64, warps_kv=2, warps_q=4, q_stages=1, ds_stages=1),
-        Tiles(head_dim=256, block_q=32, block_kv=32, warps_kv=2, q_stages=1, ds_stages=1),
-    ),
-}
-
-
-def tiles_for(head_dim: int, device: DeviceSpec) -> Tiles:
-    """The tile choice for a head dim, that of the next one of `CHOICES`, on a device."""
-    return roomiest(CHOICES[min(compiled for compiled in CHOICES if compiled >= head_dim)], device)
-
-
 def unsupported(workload: Workload) -> str | None:
     """Why ``fa2-bwd`` cannot run this workload, or None."""
     if workload.direction is not Pass.BWD:
         return "fa2-bwd computes the backward pass only"
     if workload.dtype not in DTYPES:
         return f"fa2-bwd takes {' or '.join(DTYPES)}, not {workload.dtype}"
-    if workload.head_dim % HEAD_DIM_STEP or workload.head_dim > max(CHOICES):
-        steps = f"{HEAD_DIM_STEP} to {max(CHOICES)} in steps of {HEAD_DIM_STEP}"
+    if workload.head_dim % HEAD_DIM_STEP or workload.head_dim > max(DEFAULTS):
+        steps = f"{HEAD_DIM_STEP} to {max(DEFAULTS)} in steps of {HEAD_DIM_STEP}"
         return f"fa2-bwd takes head dim {steps}, not {workload.head_dim}"
     if max(workload.seq_q, workload.seq_kv) > LENGTH_MAX:
         return f"fa2-bwd takes lengths up to {LENGTH_MAX}"
@@ -156,11 +68,15 @@ def demand(workload: Workload, device: DeviceSpec, *, deterministic: bool = Fals
     They are zeroed in the first stage, read and written once in the second, as if L2 caught all additions but one a
     block of queries, and read in the third, which writes dQ.
     """
-    base = fused_demand(workload)
     if unsupported(workload) is not None:
-        return base
+        return fused_demand(workload)
     tiles = tiles_for(workload.head_dim, device)
-    accumulators = accumulators_for(workload, tiles, device) if deterministic else None
+    return demand_with(workload, tiles, accumulators_for(workload, tiles, device) if deterministic else None)
+
+
+def demand_with(workload: Workload, tiles: Tiles, accumulators: int | None = None) -> Demand:
+    """As `demand`, of a supported workload with other tiles; the arguments are those of `plan_with`."""
+    base = fused_demand(workload)
     rowsum, gradients = base.stages
     nbytes = (accumulators or 1) * 4 * workload.batch * workload.heads * _padded_q(workload, tiles) * tiles.head_dim
     (dq,) = (line for line in gradients.ledger if line.tensor == "dQ")
@@ -189,16 +105,33 @@ def demand(workload: Workload, device: DeviceSpec, *, deterministic: bool = Fals
 
 
 def plan(workload: Workload, device: DeviceSpec, *, deterministic: bool = False) -> LaunchPlan:
-    """Tensors and launches, with the tuned tiles."""
+    """Tensors and launches, with the built-in tiles."""
     tiles = tiles_for(workload.head_dim, device)
     return plan_with(workload, tiles, accumulators_for(workload, tiles, device) if deterministic else None)
+
+
+def candidates(workload: Workload, device: DeviceSpec, *, deterministic: bool = False) -> tuple[Candidate, ...]:
+    """The built-in tiles, and what else fits the device."""
+    if unsupported(workload) is not None:
+        return ()
+
+    def accumulators(tiles: Tiles) -> int | None:
+        return accumulators_for(workload, tiles, device) if deterministic else None
+
+    width = width_of(workload.head_dim)
+    return of_tiles(
+        (tiles_for(workload.head_dim, device), *candidates_for(workload.head_dim, device)),
+        f"d{width}{' padded' if workload.head_dim != width else ''}",
+        lambda tiles: plan_with(workload, tiles, accumulators(tiles)),
+        lambda tiles: demand_with(workload, tiles, accumulators(tiles)),
+    )
 
 
 def builds(device: DeviceSpec) -> tuple[Build, ...]:
     """Every variant for a device: head dims, element types, with and without a mask, whole and padded rows."""
     return tuple(
         tiles_for(head_dim, device).build(dtype, causal=causal, padded=padded)
-        for head_dim, dtype, causal, padded in product(CHOICES, DTYPES, (False, True), (False, True))
+        for head_dim, dtype, causal, padded in product(DEFAULTS, DTYPES, (False, True), (False, True))
     )
 
 
@@ -316,6 +249,7 @@ _FAST = KernelSpec(
     builds=builds,
     rounds=("p", "ds", "o"),
     varies="dQ takes its sums in the order in which blocks arrive; fa2-bwd-deterministic does not",
+    candidates=candidates,
 )
 
 SPECS = (
@@ -328,6 +262,7 @@ SPECS = (
         "order: the same five products, for a larger tail and a few times the memory of dQ.",
         demand=partial(demand, deterministic=True),
         plan=partial(plan, deterministic=True),
+        candidates=partial(candidates, deterministic=True),
         varies=None,
     ),
 )

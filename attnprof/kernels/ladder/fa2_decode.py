@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
-from attnprof.kernels.attention import (
-    LENGTH_MAX,
-    RESERVED_SMEM_BYTES,
-    ceil_div,
-    element_build,
-    forward_tensors,
-    scale_log2,
-)
+from attnprof.kernels.attention import LENGTH_MAX, ceil_div, fitting, forward_tensors, scale_log2
+from attnprof.kernels.candidates import Candidate, of_tiles
+from attnprof.kernels.fa2_decode_tiles import FILE, SHAPES, Tiles, alternatives, fitted
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.kernels.sources import kernels_dir
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
@@ -24,7 +17,6 @@ from attnprof.model.split_kv import choose_splits, split_kv_demand
 from attnprof.model.traffic import fused_demand
 from attnprof.model.workload import Pass, Workload
 
-FILE = kernels_dir() / "fa2_decode.cu"
 DTYPES = (Dtype.FP16, Dtype.BF16)
 
 # With more queries a tile of `fa2` is no longer mostly idle, nor are the parts of O small beside K and V.
@@ -38,123 +30,18 @@ TURNS_MIN = 2
 # Threads of a block that combines, and a bound on how many of them an SM holds.
 COMBINE_THREADS = 128
 COMBINE_BLOCKS_PER_SM = 8
-# Rings deeper than this only cost shared memory.
-STAGES_MAX = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """A tile choice for one head dim and number of rows: everything that a launch needs follows from it.
-
-    Attributes:
-        head_dim: 64, 128 or 256.
-        m_tiles: 16-row products that a warp stacks.
-        row_warps: warps of a team; each has ``16 · m_tiles`` rows, all have the same keys.
-        key_warps: teams; they have the same rows and different keys.
-        step_keys: keys that a team works on at a time.
-        stages: tiles of K and of V in a team's ring.
-        q_in_registers: whether the fragments of Q stay in registers or are read from shared memory at each step.
-        blocks_per_sm: blocks that an SM must hold; the compiler gets 65,536 / (blocks · threads) registers a thread.
-    """
-
-    head_dim: int
-    m_tiles: int
-    row_warps: int
-    key_warps: int
-    step_keys: int = 16
-    stages: int = 2
-    q_in_registers: bool = True
-    blocks_per_sm: int = 1
-
-    def build(self, dtype: Dtype) -> Build:
-        """The compilation for one element type; it serves every mask and any number of splits."""
-        macros = {
-            "HEAD_DIM": self.head_dim,
-            "M_TILES": self.m_tiles,
-            "ROW_WARPS": self.row_warps,
-            "KEY_WARPS": self.key_warps,
-            "STEP_KEYS": self.step_keys,
-            "STAGES": self.stages,
-            "Q_IN_REGISTERS": int(self.q_in_registers),
-            "MIN_BLOCKS": self.blocks_per_sm,
-        }
-        return element_build(FILE, dtype, **macros)
-
-    @property
-    def rows(self) -> int:
-        """Rows a block: queries times query heads of a KV head."""
-        return 16 * self.m_tiles * self.row_warps
-
-    @property
-    def threads(self) -> int:
-        """Threads a block."""
-        return 32 * self.row_warps * self.key_warps
-
-    @property
-    def q_bytes(self) -> int:
-        """The tile of Q."""
-        return self.rows * self.head_dim * 2
-
-    @property
-    def stage_bytes(self) -> int:
-        """K and V of one step, all teams together."""
-        return 2 * self.key_warps * self.step_keys * self.head_dim * 2
-
-    @property
-    def smem_bytes(self) -> int:
-        """Q and the rings; in the end the teams' parts of O, in padded rows, and statistics lie there."""
-        parts = self.key_warps * self.rows * (self.head_dim + 8) * 4
-        return max(self.q_bytes + self.stages * self.stage_bytes, parts + self.key_warps * self.rows * 8)
-
-
-# For 16, 32 and 64 rows; more rows take more blocks. Eight warps an SM, or four with 16 rows at head dim 256, where a
-# warp's tiles are twice as large.
-SHAPES: Mapping[int, tuple[Tiles, ...]] = {
-    64: (
-        Tiles(64, m_tiles=1, row_warps=1, key_warps=8, step_keys=32),
-        Tiles(64, m_tiles=2, row_warps=1, key_warps=8, step_keys=32),
-        Tiles(64, m_tiles=2, row_warps=2, key_warps=4, step_keys=32),
-    ),
-    128: (
-        Tiles(128, m_tiles=1, row_warps=1, key_warps=8),
-        Tiles(128, m_tiles=2, row_warps=1, key_warps=8),
-        # At 64 rows products take half the time, and two blocks overlap them: 9 % faster on an H200 than one of eight
-        # warps. Q would take the registers that sm_100 needs.
-        Tiles(128, m_tiles=2, row_warps=2, key_warps=2, q_in_registers=False, blocks_per_sm=2),
-    ),
-    256: (
-        Tiles(256, m_tiles=1, row_warps=1, key_warps=4),
-        Tiles(256, m_tiles=1, row_warps=2, key_warps=4),
-        Tiles(256, m_tiles=1, row_warps=4, key_warps=2),
-    ),
-}
-
-
-def fitted(shape: Tiles, device: DeviceSpec) -> Tiles:
-    """A shape with the deepest rings that fit a device: first with one block an SM, then with fewer teams if need be.
-
-    What counts is how many bytes are on their way: bandwidth times latency, some 30 KiB an SM on an H200.
-    """
-    tiles = shape
-    while True:
-        share = device.smem_per_sm_bytes // tiles.blocks_per_sm - RESERVED_SMEM_BYTES
-        room = min(device.smem_per_block_bytes, share)
-        stages = min(STAGES_MAX, (room - tiles.q_bytes) // tiles.stage_bytes)
-        tiles = replace(tiles, stages=max(2, stages))
-        # Two stages of one team take less than 99 KiB, which every GPU from sm_80 on has for a block.
-        if tiles.smem_bytes <= room or tiles.key_warps == tiles.blocks_per_sm == 1:
-            return tiles
-        if tiles.blocks_per_sm > 1:
-            tiles = replace(tiles, blocks_per_sm=1)
-        else:
-            tiles = replace(tiles, key_warps=tiles.key_warps // 2)
+def shape_for(workload: Workload) -> Tiles:
+    """The shape for a workload that is supported: as few rows as hold the queries of a KV head."""
+    *smaller, largest = SHAPES[workload.head_dim]
+    rows = rows_per_kv_head(workload)
+    return next((shape for shape in smaller if rows <= shape.rows), largest)
 
 
 def tiles_for(workload: Workload, device: DeviceSpec) -> Tiles:
-    """The tile choice for a workload that is supported: as few rows as hold the queries of a KV head."""
-    *smaller, largest = SHAPES[workload.head_dim]
-    rows = rows_per_kv_head(workload)
-    return fitted(next((shape for shape in smaller if rows <= shape.rows), largest), device)
+    """The built-in choice for a workload that is supported."""
+    return fitted(shape_for(workload), device)
 
 
 def rows_per_kv_head(workload: Workload) -> int:
@@ -198,15 +85,35 @@ def demand(workload: Workload, device: DeviceSpec) -> Demand:
     """
     if unsupported(workload) is not None:
         return fused_demand(workload)
-    tiles = tiles_for(workload, device)
+    return _demand_of(workload, device, tiles_for(workload, device))
+
+
+def _demand_of(workload: Workload, device: DeviceSpec, tiles: Tiles) -> Demand:
     splits = splits_for(workload, tiles, device)
     return split_kv_demand(workload, splits, _schedules(workload, tiles, splits))
 
 
 def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
-    """Tensors and launches, with the tuned tiles and splits."""
-    tiles = tiles_for(workload, device)
+    """Tensors and launches, with the built-in tiles and splits."""
+    return _plan_of(workload, device, tiles_for(workload, device))
+
+
+def _plan_of(workload: Workload, device: DeviceSpec, tiles: Tiles) -> LaunchPlan:
     return plan_with(workload, tiles, splits_for(workload, tiles, device))
+
+
+def candidates(workload: Workload, device: DeviceSpec) -> tuple[Candidate, ...]:
+    """The built-in tiles, and what else fits the device; each with the splits that suit it."""
+    if unsupported(workload) is not None:
+        return ()
+    shape = shape_for(workload)
+    others = fitting((fitted(other, device) for other in alternatives(shape)), device)
+    return of_tiles(
+        (fitted(shape, device), *others),
+        f"d{shape.head_dim} {shape.rows} rows",
+        partial(_plan_of, workload, device),
+        partial(_demand_of, workload, device),
+    )
 
 
 def builds(device: DeviceSpec) -> tuple[Build, ...]:
@@ -302,5 +209,6 @@ SPECS = (
         builds=builds,
         rounds=("p", "o"),
         niche=True,
+        candidates=candidates,
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnprof.check import resources
-from attnprof.check.rows import Check, CheckRow, CheckStatus
+from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.runner import CheckOptions, compilations, run_checks
 from attnprof.check.workloads import full_set, small_set
 from attnprof.kernels.executor import Compiled
@@ -21,6 +21,7 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import CompileError, ContextLost, EnvironmentProblem, KernelFault
 from attnprof.model.reference import attention
 from attnprof.model.rounding import decode, encode
+from attnprof.model.workload import Workload
 from tests.fakes import FakeExecutor, attend, fake_compiled, fake_demand, fake_spec, is_causal, scale_of
 
 A100 = find("A100-SXM4-80GB")
@@ -64,6 +65,62 @@ def rows_of(
 
 def verdicts(rows: list[CheckRow], check: Check) -> dict[str | None, CheckStatus]:
     return {row.arch: row.status for row in rows if row.check is check}
+
+
+# -- the layout
+
+
+def turned(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Heads and sequence exchanged."""
+    return {name: values.swapaxes(1, 2) if values.ndim == 4 else values for name, values in tensors.items()}
+
+
+def with_bshd() -> KernelSpec:
+    """A kernel that also takes tensors with the heads inside the sequence."""
+    spec = fake_spec("both")
+
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        plain = spec.plan(workload, device)
+        tensors = (
+            replace(t, shape=(t.shape[0], t.shape[2], t.shape[1], t.shape[3])) if len(t.shape) == 4 else t
+            for t in plain.tensors
+        )
+        return LaunchPlan(tuple(tensors), (replace(plain.launches[0], stage="inside"),))
+
+    return replace(spec, bshd=lambda: replace(spec, layout="bshd", plan=plan))
+
+
+def either(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return turned(attend(plan, turned(memory))) if plan.launches[0].stage == "inside" else attend(plan, memory)
+
+
+def blind(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Takes the bytes of tensors with the heads inside for such with the heads outside."""
+    if plan.launches[0].stage != "inside":
+        return attend(plan, memory)
+    outside = {name: turned({name: values})[name].shape for name, values in memory.items()}
+    outputs = attend(plan, {name: values.reshape(outside[name]) for name, values in memory.items()})
+    return {name: values.reshape(memory[name].shape) for name, values in outputs.items()}
+
+
+def strided_cases(rows: list[CheckRow]) -> list[Case]:
+    return [case for row in rows for case in row.cases if case.workload.endswith(" bshd")]
+
+
+@pytest.mark.parametrize(("full", "count"), [(False, 1), (True, 24)])
+def test_the_strided_layout_is_checked_too(full: bool, count: int) -> None:
+    """Of d 64 and 128, which the fake takes."""
+    rows = rows_of(FakeExecutor(compute=either), specs=[with_bshd()], checks=NUMERICS, full=full)
+    assert [row.status for row in rows] == [CheckStatus.PASS, CheckStatus.PASS]
+    assert len(strided_cases(rows)) == count
+    assert not strided_cases(rows_of(FakeExecutor(), checks=NUMERICS, full=full))
+
+
+def test_a_kernel_that_takes_one_layout_for_the_other_fails() -> None:
+    rows = rows_of(FakeExecutor(compute=blind), specs=[with_bshd()], checks=NUMERICS, full=False)
+    failed = [case for row in rows for case in row.cases if case.status is CheckStatus.FAIL]
+    assert failed
+    assert failed == strided_cases(rows)
 
 
 # -- the whole list

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
-from attnprof.compiler import Compiler
+from attnprof.compiler import Compiler, ahead
 from attnprof.compiler.ahead import WORTHWHILE, Job
 from attnprof.kernels.plan import Build
 from attnprof.model.errors import CompileError, UsageError
@@ -84,3 +85,19 @@ def test_a_job_that_cannot_be_asked_for_fails_where_it_is_compiled(tmp_path: Pat
         build, arch, target = gone[0]
         with pytest.raises(UsageError, match="cannot read"):
             compiler.compile(build, arch, target=target)
+
+
+@pytest.mark.parametrize("error", [OSError("no semaphores here"), BrokenProcessPool("a worker was killed")], ids=str)
+def test_a_machine_without_processes_compiles_all_the_same(
+    file: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    if isinstance(error, OSError):
+        monkeypatch.setattr(ahead, "ProcessPoolExecutor", refuse)
+    else:
+        monkeypatch.setattr(ahead.ProcessPoolExecutor, "submit", refuse)
+    wanted = jobs(file)
+    with compiler.ahead(wanted, processes=2):
+        assert not compiler.compile(*wanted[0][:2], target=wanted[0][2]).cached

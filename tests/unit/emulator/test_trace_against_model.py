@@ -9,7 +9,7 @@ import pytest
 from attnprof.cli.commands.trace import trace_row
 from attnprof.emulator import EmulatorExecutor, Mode
 from attnprof.kernels import catalogue
-from attnprof.kernels.ladder.fa2 import tiles_for
+from attnprof.kernels.fa2_tiles import tiles_for
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Workload
 from attnprof.report.trace_comparison import EXPONENTIALS, FLOPS, RESCALING, compare

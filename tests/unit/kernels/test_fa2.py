@@ -11,21 +11,12 @@ import pytest
 
 from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
+from attnprof.kernels.fa2_tiles import DEFAULTS, Tiles, tiles_for
 from attnprof.kernels.inputs import Distribution, make_inputs
 from attnprof.kernels.ladder import fa2
-from attnprof.kernels.ladder.fa2 import (
-    CHOICES,
-    SPECS,
-    Tiles,
-    builds,
-    demand,
-    plan,
-    plan_lse,
-    plan_with,
-    tiles_for,
-    unsupported,
-)
+from attnprof.kernels.ladder.fa2 import SPECS, builds, demand, plan, plan_lse, plan_with, unsupported
 from attnprof.kernels.plan import LaunchPlan, Pointer, Scalar
+from attnprof.kernels.spec import Layout
 from attnprof.kernels.verify import verify
 from attnprof.model.devices import DeviceSpec, find, table
 from attnprof.model.dtypes import Dtype
@@ -156,7 +147,7 @@ def test_arguments_are_those_of_the_entry_point() -> None:
         ("bshd", (6 * 100 * 72, 72, 6 * 72), (3 * 130 * 72, 72, 3 * 72)),
     ],
 )
-def test_strides_are_those_of_the_axes(axes: fa2.Axes, q_strides: tuple[int, ...], k_strides: tuple[int, ...]) -> None:
+def test_strides_are_those_of_the_axes(axes: Layout, q_strides: tuple[int, ...], k_strides: tuple[int, ...]) -> None:
     workload = Workload.of(100, seq_kv=130, batch=2, heads=6, kv_heads=3, head_dim=72)
     a_plan = plan_with(workload, tiles_for(72, H200), axes=axes)
     (launch,) = a_plan.launches
@@ -196,7 +187,7 @@ def test_a_head_dim_gets_the_narrowest_tiles_that_hold_it(head_dim: int, width: 
 
 
 @pytest.mark.parametrize("device", [device for device in table() if device.compute_capability >= (8, 0)], ids=str)
-@pytest.mark.parametrize("head_dim", CHOICES)
+@pytest.mark.parametrize("head_dim", DEFAULTS)
 def test_as_many_blocks_as_planned_fit_an_sm_of_every_gpu(device: DeviceSpec, head_dim: int) -> None:
     tiles = tiles_for(head_dim, device)
     assert tiles.smem_bytes <= device.smem_per_block_bytes
@@ -210,12 +201,14 @@ def test_as_many_blocks_as_planned_fit_an_sm_of_every_gpu(device: DeviceSpec, he
 def test_more_shared_memory_means_larger_tiles() -> None:
     chosen = [tiles_for(128, find(name)) for name in ("H200", "A100-SXM4-80GB", "L4")]
     assert [tiles.smem_bytes for tiles in chosen] == [96 * 1024, 64 * 1024, 48 * 1024]
-    assert all(tiles in CHOICES[128] for tiles in chosen)
+    assert all(tiles in DEFAULTS[128] for tiles in chosen)
 
 
 def test_equal_choices_build_once() -> None:
-    assert Tiles(64).build(Dtype.FP16, causal=True) in builds(H200)
-    assert len(set(builds(H200))) == len(builds(H200)) == 36
+    assert Tiles(64).build(Dtype.FP16, causal=True) in builds(A100)
+    # Six widths, two types, two masks; three widths exact and strided; short causal heads at d 256 on sm_90.
+    assert len(set(builds(H200))) == len(builds(H200)) == 36 + 2
+    assert len(set(builds(A100))) == len(builds(A100)) == 36
 
 
 EMULATED = [

@@ -13,19 +13,17 @@ from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
 from attnprof.kernels.attention import RESERVED_SMEM_BYTES
 from attnprof.kernels.catalogue import select
+from attnprof.kernels.fa2_bwd_tiles import DEFAULTS, Tiles, tiles_for
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.ladder import fa2_bwd
 from attnprof.kernels.ladder.fa2_bwd import (
     ACCUMULATORS_MAX,
-    CHOICES,
     SPECS,
-    Tiles,
     accumulators_for,
     builds,
     demand,
     plan,
     plan_with,
-    tiles_for,
     unsupported,
 )
 from attnprof.kernels.plan import LaunchPlan, Pointer, Scalar
@@ -183,7 +181,7 @@ def test_as_many_accumulators_as_fill_the_gpu_and_no_more(heads: int, seq: int, 
 
 
 @pytest.mark.parametrize("device", [device for device in table() if device.compute_capability >= (8, 0)], ids=str)
-@pytest.mark.parametrize("head_dim", CHOICES)
+@pytest.mark.parametrize("head_dim", DEFAULTS)
 def test_tiles_fit_every_gpu(device: DeviceSpec, head_dim: int) -> None:
     tiles = tiles_for(head_dim, device)
     assert tiles.smem_bytes <= device.smem_per_block_bytes
@@ -239,7 +237,7 @@ def test_emulated_it_computes_the_gradients(workload: Workload, distribution: Di
 
 
 @pytest.mark.parametrize("device", [A100, L4], ids=lambda device: device.name)
-@pytest.mark.parametrize("head_dim", CHOICES)
+@pytest.mark.parametrize("head_dim", DEFAULTS)
 def test_emulated_the_tiles_of_other_gpus_compute_the_gradients(device: DeviceSpec, head_dim: int) -> None:
     """Other tiles, and before sm_90 other additions to dQ."""
     workload = backward(90, seq_kv=150, heads=2, kv_heads=1, head_dim=head_dim, causal=True)

@@ -10,15 +10,13 @@ import pytest
 
 from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
+from attnprof.kernels.fa2_decode_tiles import SHAPES, Tiles, fitted
 from attnprof.kernels.inputs import Distribution, make_inputs
 from attnprof.kernels.ladder.fa2_decode import (
     FILE,
-    SHAPES,
     SPECS,
-    Tiles,
     builds,
     demand,
-    fitted,
     plan,
     plan_with,
     rows_per_kv_head,

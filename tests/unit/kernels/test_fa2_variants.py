@@ -13,9 +13,9 @@ from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.counter import EmulatorCounter
 from attnprof.emulator.executor import EmulatorExecutor, Mode
 from attnprof.kernels.executor import Counted
+from attnprof.kernels.fa2_tiles import tiles_for
 from attnprof.kernels.fa2_variants import BASE, OVERSIZED, PAD, PLAIN, TILE_256, VARIANTS, WRITE_P
 from attnprof.kernels.inputs import make_inputs
-from attnprof.kernels.ladder import fa2
 from attnprof.kernels.spec import KernelSpec, variant_name
 from attnprof.kernels.verify import verify
 from attnprof.model.devices import DeviceSpec, find
@@ -106,8 +106,8 @@ def test_emulated_p_is_the_attention_map_of_each_key_block(causal: bool) -> None
     workload = Workload.of(70, seq_kv=130, heads=2, kv_heads=1, head_dim=64, causal=causal)
     inputs, stored = run(WRITE_P, workload, "p")
     p = decode(stored, workload.dtype).astype(np.float64)
-    block = fa2.tiles_for(64, H200).block_kv
-    assert p.shape == (1, 2, 70, 192)
+    block = tiles_for(64, H200).block_kv
+    assert p.shape == (1, 2, 70, -(-130 // block) * block)
     q, k = (decode(inputs[name], workload.dtype).astype(np.float64) for name in ("q", "k"))
     scores = np.einsum("bhqd,bkd->bhqk", q, k[:, 0]) * workload.scale
     if causal:
@@ -145,8 +145,8 @@ def test_p_costs_a_square() -> None:
 
 
 def test_padding_costs_a_chunk_a_row() -> None:
-    plain, pad = fa2.tiles_for(128, H200, "plain"), fa2.tiles_for(128, H200, "pad")
-    assert plain.smem_bytes == fa2.tiles_for(128, H200).smem_bytes == 96 * 1024
+    plain, pad = tiles_for(128, H200, "plain"), tiles_for(128, H200, "pad")
+    assert plain.smem_bytes == tiles_for(128, H200).smem_bytes == 96 * 1024
     assert pad.smem_bytes == 102 * 1024
     assert pad.smem_bytes * 2 <= H200.smem_per_sm_bytes
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnprof.kernels.ladder import fa2
+from attnprof.kernels.fa2_tiles import CANDIDATES, Tiles, tiles_for
 from attnprof.model.architectures import architecture
 from attnprof.model.devices import find, table
 from attnprof.model.dtypes import Dtype
@@ -90,8 +90,8 @@ def test_the_example_of_the_design() -> None:
     assert smem_bytes(TileChoice(128, 64, 64, layout=Layout.PAD)) == 3 * 64 * 136 * 2
 
 
-@pytest.mark.parametrize("choice", [tiles for choices in fa2.CHOICES.values() for tiles in choices])
-def test_the_shared_memory_of_fa2(choice: fa2.Tiles) -> None:
+@pytest.mark.parametrize("choice", [tiles for choices in CANDIDATES.values() for tiles in choices])
+def test_the_shared_memory_of_fa2(choice: Tiles) -> None:
     same = TileChoice(choice.head_dim, choice.block_q, choice.block_kv, choice.kv_stages, choice.warps)
     assert smem_bytes(same) == choice.smem_bytes
     assert same.threads == choice.threads
@@ -138,7 +138,7 @@ def test_the_sweep_ranks_the_tuned_tile_of_fa2_first_on_an_h200() -> None:
     """Not fitted to it: fa2's tile for d 128 was found by measuring."""
     device = find("H200")
     best = sweep(device.architecture, head_dim=128, dtype=Dtype.FP16, layout=Layout.SWIZZLE, pad=8).ranked[0].choice
-    tuned = fa2.tiles_for(128, device)
+    tuned = tiles_for(128, device)
     assert (best.block_q, best.block_kv, best.stages, best.warps) == (
         tuned.block_q, tuned.block_kv, tuned.kv_stages, tuned.warps,
     )  # fmt: skip

@@ -1,0 +1,255 @@
+"""Tuning on a device that exists in the test alone: what wins, what is dropped and why, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnprof.bench.rows import RowStatus
+from attnprof.bench.runner import BenchOptions, bench
+from attnprof.bench.sampler import FixedSamples
+from attnprof.bench.trials import Verdict
+from attnprof.bench.tune import TuneOptions, Tuner
+from attnprof.bench.winners import Winners
+from attnprof.kernels.executor import Compiled, EntryResources
+from attnprof.kernels.ladder.fa2 import SPECS
+from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.model.errors import CompileError, ContextLost, KernelFault, LaunchLimitError, OutOfMemory
+from attnprof.model.workload import Workload
+from tests.fakes import FakeClock, FakeExecutor, attend
+
+(FA2,) = SPECS
+WORKLOAD = Workload.of(128, heads=2, head_dim=64)
+BUILT_IN, FASTER, SPILLING = "128x128 4w 2st 2b", "64x64 4w 2st 4b", "128x96 4w 2st 2b"
+
+
+def label_of(build: Build) -> str:
+    """The tiles of a build of fa2."""
+    macros = dict(build.defines)
+    q = " qreg" if macros["Q_IN_REGISTERS"] == "1" else ""
+    shape = f"{macros['BLOCK_Q']}x{macros['BLOCK_KV']} {macros['WARPS']}w {macros['KV_STAGES']}st"
+    return f"{shape}{q} {macros['MIN_BLOCKS']}b"
+
+
+def tiles(plan: LaunchPlan) -> str:
+    return label_of(plan.launches[0].build)
+
+
+@dataclass
+class Device(FakeExecutor):
+    """A device whose times and compilations depend on the tiles."""
+
+    times_s: dict[str, float] = field(default_factory=dict)
+    noise: float = 1e-4
+    compile_error: Callable[[str], Exception | None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.time_s = lambda plan, index: self.times_s.get(tiles(plan), 2e-3) * (1 + self.noise * (index % 3))
+
+    def compile(self, build: Build, arch: str | None = None) -> Compiled:
+        label = label_of(build)
+        error = self.compile_error(label)
+        if error is not None:
+            raise error
+        spilled = 8 if label == SPILLING else 0
+        resources = {"fa2_forward": EntryResources("fa2_forward", 128, spilled, spilled, 0, 0)}
+        return Compiled(build, arch or self.arch, b"", resources, 0.0, True, "")
+
+
+def device(**changes: object) -> Device:
+    return Device(**{"clock": FakeClock(), "times_s": {BUILT_IN: 1e-3, FASTER: 0.8e-3}, **changes})  # type: ignore[arg-type]
+
+
+def tuner(executor: Device, tmp_path: Path, **changes: object) -> Tuner:
+    options = TuneOptions(**{"rule": FixedSamples(10), "clock": executor.clock, **changes})  # type: ignore[arg-type]
+    return Tuner(executor, options, Winners(tmp_path / "tiles.json"))
+
+
+def run(executor: Device, tmp_path: Path, **changes: object) -> Tuner:
+    found = tuner(executor, tmp_path, **changes)
+    found(FA2, WORKLOAD, lambda _: None)
+    return found
+
+
+def verdicts(found: Tuner) -> dict[str, Verdict | None]:
+    return {trial.label: trial.verdict for trial in found.tunings[0].trials}
+
+
+def test_the_fastest_is_kept_and_runs_from_then_on(tmp_path: Path) -> None:
+    executor = device()
+    chosen = tuner(executor, tmp_path)(FA2, WORKLOAD, lambda _: None)
+    assert tiles(chosen.plan(WORKLOAD, executor.device)) == FASTER
+    assert tiles(FA2.plan(WORKLOAD, executor.device)) == BUILT_IN
+    later = Winners(tmp_path / "tiles.json").choosing(FA2)
+    assert tiles(later.plan(WORKLOAD, executor.device)) == FASTER
+    found = later.tiles(WORKLOAD, executor.device)
+    assert found is not None
+    assert found.tuned
+    assert later.demand(WORKLOAD, executor.device) == found.demand()
+    assert executor.open_runs == 0
+
+
+def test_every_choice_has_a_verdict(tmp_path: Path) -> None:
+    found = run(device(), tmp_path)
+    said = verdicts(found)
+    assert said[BUILT_IN] is Verdict.BUILT_IN
+    assert said[FASTER] is Verdict.KEPT
+    assert said[SPILLING] is Verdict.SPILLS
+    assert set(said.values()) == {Verdict.BUILT_IN, Verdict.KEPT, Verdict.SPILLS, Verdict.SLOWER}
+    (tuning,) = found.tunings
+    winner = tuning.winner
+    assert winner is not None
+    assert winner.speedup == pytest.approx(1.25, rel=1e-3)
+    assert winner.time is not None
+    assert len(winner.time.samples) == 10  # those of the second round
+    json.dumps(tuning.as_dict(), allow_nan=False)
+
+
+def test_a_lead_within_the_spread_is_none(tmp_path: Path) -> None:
+    found = run(device(times_s={BUILT_IN: 1e-3, FASTER: 0.999e-3}, noise=0.05), tmp_path, rule=FixedSamples(11))
+    # Samples of one round are alike here, so that only unlike noise can hide the lead.
+    noisy = device(times_s={BUILT_IN: 1e-3, FASTER: 0.999e-3})
+    noisy.time_s = lambda plan, index: (
+        noisy.times_s.get(tiles(plan), 2e-3) * (1 + 0.05 * (index % 3 if tiles(plan) == FASTER else (index // 2) % 3))
+    )
+    unsure = run(noisy, tmp_path)
+    assert found.tunings[0].winner is not None
+    assert found.tunings[0].winner.label == FASTER
+    assert unsure.tunings[0].winner is not None
+    assert unsure.tunings[0].winner.label == BUILT_IN
+    assert verdicts(unsure)[FASTER] in (Verdict.WITHIN_SPREAD, Verdict.SLOWER)
+
+
+def test_the_built_in_choice_replaces_a_winner_that_no_longer_wins(tmp_path: Path) -> None:
+    run(device(), tmp_path)
+    again = device(times_s={BUILT_IN: 1e-3})
+    run(again, tmp_path)
+    kept = Winners(tmp_path / "tiles.json").choosing(FA2).tiles(WORKLOAD, again.device)
+    assert kept is not None
+    assert kept.label == BUILT_IN
+
+
+def test_a_fast_choice_with_a_wrong_result_is_out(tmp_path: Path) -> None:
+    def compute(plan: LaunchPlan, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = attend(plan, memory)
+        if tiles(plan) == FASTER:
+            outputs["o"] = outputs["o"][:, :, ::-1].copy()
+        return outputs
+
+    found = run(device(compute=compute), tmp_path)
+    trial = next(trial for trial in found.tunings[0].trials if trial.label == FASTER)
+    assert trial.verdict is Verdict.WRONG
+    assert trial.time is None
+    assert trial.reason is not None
+    assert FASTER in trial.reason
+    assert found.tunings[0].winner is not None
+    assert found.tunings[0].winner.label == BUILT_IN
+
+
+@pytest.mark.parametrize("error", [LaunchLimitError("too many threads"), KernelFault("crashed")], ids=str)
+def test_what_cannot_run_is_out_and_says_why(tmp_path: Path, error: Exception) -> None:
+    def fail(plan: LaunchPlan) -> None:
+        if tiles(plan) == FASTER:
+            raise error
+
+    found = run(device(on_prepare=fail), tmp_path)
+    trial = next(trial for trial in found.tunings[0].trials if trial.label == FASTER)
+    assert (trial.verdict, trial.reason) == (Verdict.DOES_NOT_RUN, str(error))
+
+
+def test_what_does_not_compile_is_out(tmp_path: Path) -> None:
+    found = run(device(compile_error=lambda label: CompileError("no") if label == FASTER else None), tmp_path)
+    assert verdicts(found)[FASTER] is Verdict.DOES_NOT_RUN
+
+
+def test_without_the_built_in_choice_there_is_nothing_to_beat(tmp_path: Path) -> None:
+    executor = device(compile_error=lambda label: CompileError("no") if label == BUILT_IN else None)
+    found = tuner(executor, tmp_path)
+    assert found(FA2, WORKLOAD, lambda _: None) is FA2
+    assert found.tunings[0].winner is None
+    assert found.tunings[0].reason == "no"
+    assert not (tmp_path / "tiles.json").exists()
+
+
+def test_little_memory_means_more_heats_not_fewer_candidates(tmp_path: Path) -> None:
+    """Room for two runs at a time: each choice meets the built-in one alone."""
+    executor = device()
+    plan = FA2.plan(WORKLOAD, executor.device)
+
+    def full(_: LaunchPlan) -> None:
+        if executor.open_runs == 2:
+            raise OutOfMemory(2 * plan.footprint_bytes, plan.footprint_bytes)
+
+    executor.on_prepare = full
+    found = run(executor, tmp_path)
+    assert verdicts(found)[FASTER] is Verdict.KEPT
+    assert Verdict.DOES_NOT_RUN not in verdicts(found).values()
+
+
+def test_too_little_memory_for_any_other_choice(tmp_path: Path) -> None:
+    executor = device()
+
+    def full(_: LaunchPlan) -> None:
+        if executor.open_runs == 1:
+            raise OutOfMemory(2, 1)
+
+    executor.on_prepare = full
+    found = run(executor, tmp_path)
+    assert set(verdicts(found).values()) == {Verdict.BUILT_IN, Verdict.DOES_NOT_RUN, Verdict.SPILLS}
+
+
+def test_times_below_the_resolution_decide_nothing(tmp_path: Path) -> None:
+    found = run(device(times_s={BUILT_IN: 1e-9, FASTER: 0.5e-9}), tmp_path)
+    assert verdicts(found)[FASTER] is Verdict.NOT_RESOLVED
+    assert found.tunings[0].winner is not None
+    assert found.tunings[0].winner.label == BUILT_IN
+
+
+def test_kernels_without_a_choice_are_left_alone(tmp_path: Path) -> None:
+    executor = device()
+    found = tuner(executor, tmp_path)
+    backward = Workload.of(128, heads=2, head_dim=63)
+    assert found(FA2, backward, lambda _: None) is FA2
+    assert not found.tunings
+
+
+def test_a_lost_context_ends_the_row_and_what_follows(tmp_path: Path) -> None:
+    def crash(plan: LaunchPlan) -> None:
+        if tiles(plan) == FASTER:
+            raise ContextLost("an illegal memory access")
+
+    executor = device(on_launch=crash)
+    found = tuner(executor, tmp_path)
+    rows = list(bench([FA2], [WORKLOAD, WORKLOAD], executor, BenchOptions(clock=executor.clock), tuner=found))
+    assert [row.status for row in rows] == [RowStatus.ERROR, RowStatus.SKIPPED]
+    assert found.tunings[0].reason == "an illegal memory access"
+
+
+def test_rows_run_with_the_winner_and_say_so(tmp_path: Path) -> None:
+    executor = device()
+    options = BenchOptions(clock=executor.clock, rule=FixedSamples(10))
+    (row,) = bench([FA2], [WORKLOAD], executor, options, tuner=tuner(executor, tmp_path))
+    values = row.as_row()
+    assert (values["tiles"], values["tiles_source"]) == (FASTER, "tuned")
+    assert row.time is not None
+    assert row.time.median_s == pytest.approx(0.8e-3, rel=1e-3)
+    (row,) = bench([FA2], [WORKLOAD], executor, options)
+    assert (row.as_row()["tiles"], row.as_row()["tiles_source"]) == (BUILT_IN, "built-in")
+
+
+def test_everything_is_compiled_ahead_at_once(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def ahead(builds: Sequence[Build]) -> AbstractContextManager[None]:
+        asked.append([label_of(build) for build in builds])
+        return nullcontext()
+
+    run(device(), tmp_path, ahead=ahead)
+    (labels,) = asked
+    assert {BUILT_IN, FASTER, SPILLING} < set(labels)
