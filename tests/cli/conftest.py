@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attnprof.cli import backends
 from attnprof.cli.environment import Environment
 from attnprof.cli.main import run
 
@@ -79,6 +80,18 @@ class Cli:
         return Result(int(code), out.text, err.text)
 
 
+# What a GPU run would find installed.
+SOFTWARE = {
+    "driver": "580.65.06",
+    "cuda_driver": "13.0",
+    "cuda_runtime": "13.0",
+    "nvrtc": "13.0",
+    "cupy": "14.2.0",
+    "torch": "2.11.0+cu130",
+    "cudnn": "9.19.0",
+}
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command line on a machine without a GPU, whatever this one has."""
@@ -87,6 +100,7 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setattr(
         discovery, "discover", lambda: discovery.Discovery(reason="there is no NVIDIA driver (a test says so)")
     )
+    monkeypatch.setattr(backends, "software", lambda: SOFTWARE)
     return Cli()
 
 

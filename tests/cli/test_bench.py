@@ -20,18 +20,9 @@ from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import ContextLost, EnvironmentProblem, UnsupportedWorkload
 from attnprof.model.workload import Workload
-from tests.cli.conftest import Cli, Result
+from tests.cli.conftest import SOFTWARE, Cli, Result
 from tests.fakes import FakeClock, FakeExecutor, FakeTimed, attend, fake_demand, fake_spec
 
-SOFTWARE = {
-    "driver": "580.65.06",
-    "cuda_driver": "13.0",
-    "cuda_runtime": "13.0",
-    "nvrtc": "13.0",
-    "cupy": "14.2.0",
-    "torch": "2.11.0+cu130",
-    "cudnn": "9.19.0",
-}
 Snapshot = Callable[[str, str], None]
 
 
@@ -86,7 +77,6 @@ def bench(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def run(device: Device, *arguments: str, specs: tuple[KernelSpec, ...] = (), **changes: Any) -> Result:
         monkeypatch.setattr(backends, "open_gpu", lambda: device)
         monkeypatch.setattr(backends, "clock", device.clock)
-        monkeypatch.setattr(backends, "software", lambda: SOFTWARE)
         monkeypatch.setattr(options, "kernels", lambda *_: specs or (spec("fast"), spec("fa2[causal]")))
         return cli("bench", "--heads", "2", "--head-dim", "64", *arguments, **changes)
 
