@@ -13,11 +13,16 @@ from attnprof.model.errors import UsageError
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step: a reader, or a crash, sees the old text or the new one and nothing between.
 
+    Of a symbolic link the file that it names is replaced, and the link stays.
+
     Raises:
-        UsageError: the folder does not exist or cannot be written.
+        UsageError: the folder does not exist or cannot be written, or there is something that is no file, a device say.
     """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise UsageError(f"cannot write {path}: it is {_kind(target)}", "name a file in a folder you can write to")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", "name a file in a folder you can write to"
@@ -27,13 +32,17 @@ def write_atomically(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).chmod(_mode(path))
-        Path(temporary).replace(path)
+        Path(temporary).chmod(_mode(target))
+        Path(temporary).replace(target)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", "free some space, or name another file") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "no regular file"
 
 
 def _mode(path: Path) -> int:

@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from attnprof.model.workload import Workload
 FILE_NAME = "tiles.json"
 # Raise it when a key or an entry changes its meaning: older files are then ignored.
 FORMAT_VERSION = 1
+# An entry takes some 300 bytes: more than anybody will tune.
+_MOST_BYTES = 16 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +38,8 @@ class Winners:
 
     A choice holds for the GPU's name and compute capability, the kernel's sources (their SHA-256), the family of its
     tiles, mask, element type, pass and layout, and sizes between the same powers of two. The compiler's version is not
-    part of it. A file that cannot be read back is one warning, and counts as empty.
+    part of it. A file that cannot be read back is one warning, and counts as empty. Processes that keep choices at the
+    same time wait for one another.
 
     Args:
         path: the file; None takes ``tiles.json`` in the folder of compiled kernels.
@@ -73,21 +78,20 @@ class Winners:
             built_in: the label of the kernel's own choice.
             speedup: time of that over the winner's.
         """
-        self._entries = {
-            # What another process has kept meanwhile stays.
-            **self._load(),
-            key_of(spec, workload, device, winner.family): {
-                "tiles": winner.label,
-                "built_in": built_in,
-                "speedup": speedup,
-                "measured_on": workload.label,
-                "attnprof_version": __version__,
-            },
+        entry = {
+            "tiles": winner.label,
+            "built_in": built_in,
+            "speedup": speedup,
+            "measured_on": workload.label,
+            "attnprof_version": __version__,
         }
-        document = {"format": FORMAT_VERSION, "tiles": self._entries}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(document, indent=1, sort_keys=True) + "\n")
+            with _alone(self.path):
+                # What another process has kept meanwhile stays.
+                self._entries = {**self._load(), key_of(spec, workload, device, winner.family): entry}
+                document = {"format": FORMAT_VERSION, "tiles": self._entries}
+                write_atomically(self.path, json.dumps(document, indent=1, sort_keys=True) + "\n")
         except OSError as error:
             _log.warning("cannot keep tuned tiles in %s (%s)", self.path, error.strerror or error)
         except UsageError as error:
@@ -95,6 +99,9 @@ class Winners:
 
     def _load(self) -> dict[str, Mapping[str, Any]]:
         try:
+            facts = self.path.stat()
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST_BYTES:  # a pipe would never end, say
+                raise ValueError("not what was written")
             document = json.loads(self.path.read_text(encoding="utf-8"))
             if document["format"] != FORMAT_VERSION:
                 _log.warning("ignoring %s: another version of attnprof wrote it", self.path)
@@ -102,10 +109,29 @@ class Winners:
             entries = {str(key): entry for key, entry in document["tiles"].items() if str(entry["tiles"])}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.warning("ignoring the tuned tiles in %s, which cannot be read (%s)", self.path, type(error).__name__)
             return {}
         return entries
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that is read, changed and replaced; where there are no such locks, nothing.
+
+    Raises:
+        OSError: the file of the lock, beside the other, cannot be opened.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    # A file of its own, which stays: a lock on one that others replace would be on what is no longer there.
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks: better kept without than not kept
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def key_of(spec: KernelSpec, workload: Workload, device: DeviceSpec, family: str) -> str:

@@ -44,3 +44,30 @@ def test_permissions_are_those_of_an_ordinary_file(tmp_path: Path) -> None:
     atomic.chmod(0o640)
     write_atomically(atomic, "y")
     assert atomic.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_stays_and_the_file_that_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    real, link = tmp_path / "elsewhere" / "real.json", tmp_path / "run.json"
+    link.symlink_to(real)
+    for text in ("one\n", "two\n"):  # the first makes the file
+        write_atomically(link, text)
+        assert link.is_symlink()
+        assert real.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe"])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run.json"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / "pipe"
+        if kind == "link to a pipe":
+            (tmp_path / "run.json").symlink_to(path)
+            path = tmp_path / "run.json"
+    before = path.stat()
+    with pytest.raises(UsageError, match="cannot write .*: it is (a folder|no regular file)"):
+        write_atomically(path, "x")
+    assert path.stat() == before

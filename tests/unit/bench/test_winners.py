@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,8 +107,9 @@ def test_a_choice_that_is_none_any_more_is_ignored(path: Path) -> None:
         '{"format": 1, "tiles": {"a": 3}}',
         '{"format": 99, "tiles": {}}',
         "\x00\xff",
+        "[" * 100_000,
     ],
-    ids=repr,
+    ids=lambda text: repr(text[:40]),
 )
 def test_a_damaged_file_is_one_warning_and_replaced(path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
@@ -118,12 +122,54 @@ def test_a_damaged_file_is_one_warning_and_replaced(path: Path, text: str, caplo
     assert label(path) == OTHER
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "too long"])
+def test_what_cannot_be_such_a_file_is_not_read(path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)  # reading it would wait for a writer
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)  # of zeros that take no room on the disk
+    with caplog.at_level(logging.WARNING, "attnprof"):
+        assert label(path) is None
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_what_another_process_kept_stays(path: Path) -> None:
     first, second = Winners(path), Winners(path)
     long = replace(WORKLOAD, seq_q=4096, seq_kv=4096)
     first.keep(FA2, WORKLOAD, H200, candidate(FA2, WORKLOAD, OTHER), built_in="x", speedup=1.1)
     second.keep(FA2, long, H200, candidate(FA2, long, OTHER), built_in="x", speedup=1.1)
     assert label(path) == label(path, workload=long) == OTHER
+
+
+def test_processes_that_keep_at_the_same_time_lose_nothing(path: Path) -> None:
+    """Each keeps choices of its own for 12 lengths; a lock of the file makes them wait for one another."""
+    script = f"""
+import sys
+from pathlib import Path
+from attnprof.bench.winners import Winners
+from attnprof.kernels.ladder.fa2 import SPECS
+from attnprof.model.devices import find
+from attnprof.model.workload import Workload
+
+winners, device = Winners(Path({str(path)!r})), find("H200")
+sys.stdin.readline()
+for power in range(12):
+    workload = Workload.of(2**power, batch=int(sys.argv[1]), heads=1, head_dim=128)
+    winners.keep(SPECS[0], workload, device, SPECS[0].candidates(workload, device)[1], built_in="x", speedup=1.1)
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, str(2**number)], stdin=subprocess.PIPE) for number in range(3)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert len(json.loads(path.read_text())["tiles"]) == 36
 
 
 def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
