@@ -12,7 +12,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -92,17 +92,29 @@ def _from_file(path: Path) -> tuple[KernelSpec, ...]:
 
 @contextmanager
 def _imported(where: str, file: Path | None = None) -> Iterator[None]:
-    """Turn whatever importing a user's module raises into one line, with the line of ``file`` that was executing."""
+    """Turn whatever importing a user's module raises into one line, with the line of ``file`` that was executing.
+
+    What the module prints goes to stderr: stdout is for results.
+    """
     try:
-        yield
-    except AttnprofError:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (AttnprofError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # not our code: it may raise anything
+    except BaseException as error:  # not our code: it may raise anything, and not all of it is an Exception
         line = _line_of(error, file) if file is not None else None
-        what = error.msg if isinstance(error, SyntaxError) and error.lineno == line else str(error)
         parts = [f"cannot import {where}", *([f"line {line}"] if line else []), type(error).__name__]
+        what = _text(error, line)
         hint = f"python {where} shows the whole traceback" if file is not None else "update or remove that package"
         raise UsageError(": ".join([*parts, *([what] if what else [])]), hint) from error
+
+
+def _text(error: BaseException, line: int | None) -> str:
+    """What an error says; a SyntaxError without the place that is named already."""
+    if isinstance(error, SyntaxError):
+        return error.msg if error.lineno == line else str(error)
+    # As a traceback ends, which takes care of a __str__ that raises.
+    return traceback.format_exception_only(error)[0].partition(": ")[2].strip()
 
 
 def _line_of(error: BaseException, file: Path) -> int | None:

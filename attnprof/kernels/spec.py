@@ -24,6 +24,8 @@ Operation = Literal["attention", "softmax"]
 # The order of the axes of Q, K, V and O: batch, heads, sequence, head dim; or with the heads inside the sequence.
 Layout = Literal["bhsd", "bshd"]
 LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd")
+# Compute capability, its last digit apart; with an a that one only, with an f later ones of the same first number.
+_ARCH = re.compile(r"sm_(\d{1,2})(\d)([af]?)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class KernelSpec:
         layout: the order of the axes of its tensors Q, K, V and O. Inputs are made, and outputs judged, as (batch,
             heads, sequence, head dim), and transposed on the way; see `attnprof.kernels.trial`.
         bshd: the same kernel on tensors with the heads inside the sequence, as they lie; None where it has none.
+
+    Raises:
+        ValueError: ``arches`` is empty or holds what is no architecture name.
     """
 
     name: str
@@ -83,6 +88,13 @@ class KernelSpec:
     candidates: Candidates = no_candidates
     layout: Layout = "bhsd"
     bshd: Callable[[], KernelSpec] | None = None
+
+    def __post_init__(self) -> None:
+        # Now, and not where it would matter first: in a user's file the line that makes the spec is named.
+        if not self.arches:
+            raise ValueError(f"{self.name}: names no architecture; arches look like ('sm_80', 'sm_90a')")
+        for arch in self.arches:
+            self._needed(arch)
 
     def flops(self, workload: Workload) -> int:
         """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""
@@ -132,17 +144,22 @@ class KernelSpec:
 
     @property
     def requires(self) -> str:
-        """The oldest architecture it runs on; an ``a`` suffix means that one only."""
+        """The oldest architecture it runs on; ``a`` behind it means that one only, ``f`` its family only."""
         return self.arches[0]
 
     def runs_on(self, compute_capability: tuple[int, int]) -> str | None:
         """Why a device of that compute capability cannot run it, or None when it can."""
-        match = re.fullmatch(r"sm_(\d+)(\d)(a?)", self.requires)
-        if match is None:
-            raise ValueError(f"{self.name}: {self.requires!r} is no architecture name")
-        needed = (int(match[1]), int(match[2]))
-        fits = compute_capability == needed if match[3] else compute_capability >= needed
+        needed, suffix = self._needed(self.requires)
+        last = {"a": needed, "f": (needed[0], 9)}.get(suffix, compute_capability)
+        fits = needed <= compute_capability <= last
         return None if fits else f"needs {self.requires}, this GPU is {sm_name(compute_capability)}"
+
+    def _needed(self, arch: str) -> tuple[tuple[int, int], str]:
+        """The compute capability of an architecture, and its suffix."""
+        match = _ARCH.fullmatch(arch)
+        if match is None:
+            raise ValueError(f"{self.name}: {arch!r} is no architecture name; arches look like ('sm_80', 'sm_90a')")
+        return (int(match[1]), int(match[2])), match[3]
 
 
 def tile_fields(spec: KernelSpec, workload: Workload, device: DeviceSpec) -> dict[str, str | None]:

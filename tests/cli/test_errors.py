@@ -88,6 +88,21 @@ BROKEN = {
     "no message": ("assert 1 == 2\n", "line 1: AssertionError\n"),
     "exit": ("import sys\nsys.exit('no')\n", "line 2: SystemExit: no"),
     "lines": ("raise ValueError('a\\nb')\n", "line 1: ValueError: a b\n"),
+    "no exception": ("import asyncio\nraise asyncio.CancelledError('x')\n", "line 2: CancelledError: x\n"),
+    "no words": (
+        "class Odd(Exception):\n    def __str__(self):\n        raise TypeError\n\n\nraise Odd\n",
+        "line 6: Odd: <exception str() failed>\n",
+    ),
+    "architecture": (
+        "from dataclasses import replace\nfrom attnprof.kernels.ladder.fa2 import SPECS\n\n"
+        "SPEC = replace(SPECS[0], arches=('sm_80', 'hopper'))\n",
+        "line 4: ValueError: fa2: 'hopper' is no architecture name; arches look like",
+    ),
+    "no architecture": (
+        "from dataclasses import replace\nfrom attnprof.kernels.ladder.fa2 import SPECS\n\n"
+        "SPEC = replace(SPECS[0], arches=())\n",
+        "line 4: ValueError: fa2: names no architecture; arches look like",
+    ),
     "own class": ("class Odd(Exception):\n    pass\n\n\nraise Odd\n", "line 5: Odd\n"),
 }
 
@@ -113,6 +128,14 @@ def test_a_file_that_refuses_in_our_own_words_is_quoted_as_it_is(cli: Cli, tmp_p
     file = tmp_path / "mine.py"
     file.write_text("from attnprof.model.errors import UsageError\nraise UsageError('not on Sundays')\n")
     assert cli("roofline", "--kernel", str(file)).err == "error: not on Sundays\n"
+
+
+def test_what_a_file_prints_is_no_result(cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from attnprof.kernels.ladder.fa2 import SPECS\nprint('compiling...')\n")
+    assert cli("roofline", "--kernel", str(file), "--seq", "1k", "--json").json["rows"]
+    streams = capsys.readouterr()
+    assert (streams.out, streams.err) == ("", "compiling...\n")
 
 
 def test_a_file_may_define_dataclasses(cli: Cli, tmp_path: Path) -> None:

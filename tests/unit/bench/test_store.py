@@ -68,6 +68,6 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
             (tmp_path / "run.json").symlink_to(path)
             path = tmp_path / "run.json"
     before = path.stat()
-    with pytest.raises(UsageError, match="cannot write .*: it is (a folder|no regular file)"):
+    with pytest.raises(UsageError, match=r"cannot write .*: it is (a folder|no regular file)"):
         write_atomically(path, "x")
     assert path.stat() == before
