@@ -25,5 +25,5 @@ def test_where_it_runs(oldest: str, runs: list[tuple[int, int]], not_on: list[tu
 
 @pytest.mark.parametrize("arches", [(), ("hopper",), ("sm_80", "sm_9"), ("sm_80b",), ("sm_90a ",)], ids=str)
 def test_an_architecture_that_is_none_is_refused(arches: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="^fake: .*arches look like"):
+    with pytest.raises(ValueError, match=r"^fake: .*arches look like"):
         fake_spec(arches=arches)
