@@ -112,8 +112,9 @@ def bench(
             if tuner is not None:
                 attempt = _Attempt(tuner(spec, workload, report), workload, executor, options, peers or {}, rates)
             finished = attempt.run(report)
-        except ContextLost as error:
-            finished = replace(attempt.row(RowStatus.ERROR, error.message), context_lost=True)
+        except AttnprofError as error:  # from tuning
+            lost_now = isinstance(error, ContextLost)
+            finished = replace(attempt.row(RowStatus.ERROR, error.message), context_lost=lost_now)
         except KeyboardInterrupt:
             yield attempt.row(RowStatus.INTERRUPTED, "interrupted")
             return

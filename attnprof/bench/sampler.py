@@ -173,7 +173,7 @@ class Sampling:
     def run(self) -> None:
         """Sample until the rule says stop.
 
-        A peer that faults drops out and is named in ``failed``.
+        A peer that faults drops out and is named in ``failed``, as is whoever takes the context with it.
 
         Raises:
             KernelFault: the kernel itself faulted, or a peer took the context with it.
@@ -197,7 +197,8 @@ class Sampling:
     def _guarded(self, step: Callable[[str], None], name: str) -> None:
         try:
             step(name)
-        except ContextLost:
+        except ContextLost as lost:
+            self.failed[name] = lost.message
             raise
         except KernelFault as fault:
             if name == next(iter(self.contestants)):

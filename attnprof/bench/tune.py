@@ -92,11 +92,10 @@ class Tuner:
         race = _Race(spec, workload, candidates, self.executor, self.options, report)
         try:
             winner = race.run()
-        except ContextLost as lost:
-            self.tunings.append(Tuning(spec, workload, race.trials, None, lost.message))
-            raise
         except AttnprofError as error:
             self.tunings.append(Tuning(spec, workload, race.trials, None, error.message))
+            if isinstance(error, ContextLost):
+                raise
             return spec
         self.tunings.append(Tuning(spec, workload, race.trials, winner))
         self.winners.keep(
@@ -128,7 +127,8 @@ class _Race:
         """The winner, after both rounds.
 
         Raises:
-            AttnprofError: the built-in choice does not run.
+            AttnprofError: the built-in choice does not run, or no choice can be timed.
+            ContextLost: a choice crashed; the message names it.
         """
         built_in, *others = self.trials
         builds = [launch.build for trial in self.trials for launch in trial.plan.launches]
@@ -147,6 +147,9 @@ class _Race:
         while waiting:
             self._report(f"timing {len(waiting)} tile choices")
             waiting = self._heat(built_in, waiting, first)
+        if any(trial.verdict is Verdict.NOT_RESOLVED for trial in others) and built_in.speedup is None:
+            # Nothing is known, so what was kept earlier stays.
+            raise AttnprofError("too short to time: choose a larger workload")
         faster = [trial for trial in others if trial.verdict is None and (trial.speedup or 0.0) > 1.0]
         finalists = sorted(faster, key=lambda trial: trial.speedup or 0.0, reverse=True)[:FINALISTS]
         while finalists:
@@ -217,7 +220,10 @@ class _Race:
                 target_sample_s=self._options.target_sample_s,
                 clock=self._options.clock,
             )
-            sampling.run()
+            try:
+                sampling.run()
+            except ContextLost as lost:
+                raise _crashed(next(trial for trial in self.trials if trial.label in sampling.failed), lost) from lost
         for trial in (built_in, *waiting):
             if trial.label in sampling.failed:
                 trial.drop(Verdict.DOES_NOT_RUN, sampling.failed[trial.label])
@@ -231,18 +237,30 @@ class _Race:
         Raises:
             AttnprofError: it does not run, or its result is wrong.
         """
-        run = stack.enter_context(self._executor.prepare(trial.plan))
-        for name, values in self._inputs.items():
-            run.write(name, values)
-        if not trial.verified:
-            run.poison()
-            run.launch()
-            outputs = {tensor.name: run.read(tensor.name) for tensor in trial.plan.tensors if tensor.role == "out"}
-            verdict = judge(self._spec, self._workload, self._inputs, outputs, work_limit_flops=VERIFY_FLOPS)
-            if not verdict.passed:
-                raise _WrongResult(f"wrong result with {trial.label}: {verdict.detail}")
-            trial.verified = True
-        return run
+        try:
+            run = stack.enter_context(self._executor.prepare(trial.plan))
+            for name, values in self._inputs.items():
+                run.write(name, values)
+            if not trial.verified:
+                self._verify(trial, run)
+            return run
+        except ContextLost as lost:
+            raise _crashed(trial, lost) from lost
+
+    def _verify(self, trial: Trial, run: TimedRun) -> None:
+        run.poison()
+        run.launch()
+        outputs = {tensor.name: run.read(tensor.name) for tensor in trial.plan.tensors if tensor.role == "out"}
+        verdict = judge(self._spec, self._workload, self._inputs, outputs, work_limit_flops=VERIFY_FLOPS)
+        if not verdict.passed:
+            raise _WrongResult(f"wrong result with {trial.label}: {verdict.detail}")
+        trial.verified = True
+
+
+def _crashed(trial: Trial, lost: ContextLost) -> ContextLost:
+    """The same with the tiles named: all choices share the entry point that it names."""
+    trial.drop(Verdict.DOES_NOT_RUN, lost.message)
+    return ContextLost(f"{trial.label}: {lost.message}", lost.hint)
 
 
 class _WrongResult(AttnprofError):

@@ -24,19 +24,21 @@ def with_kept_tiles(specs: Sequence[KernelSpec], *, wanted: bool) -> tuple[Kerne
     return tuple(winners.choosing(spec) for spec in specs)
 
 
-def check_tunable(specs: Sequence[KernelSpec]) -> None:
-    """Refuse ``--tune`` where no kernel has a choice of tiles.
+def check_tunable(specs: Sequence[KernelSpec], *, tuned: bool) -> None:
+    """Refuse ``--tune`` where no kernel has a choice of tiles, and together with ``--no-tuned``.
 
     Raises:
-        UsageError: none has.
+        UsageError: none has, or tuned tiles are not wanted.
     """
     from attnprof.kernels.candidates import no_candidates
 
+    if not tuned:
+        raise UsageError("--tune and --no-tuned exclude each other", "leave one of them out")
     if all(spec.candidates is no_candidates for spec in specs):
-        raise UsageError(
-            f"--tune: {' and '.join(spec.name for spec in specs)} has no tiles to choose",
-            "for example: --kernel fa2 --tune",
-        )
+        names = [spec.name for spec in specs]
+        who = f"none of {', '.join(names)} has tiles" if len(names) > 1 else f"{names[0]} has no tiles"
+        inside = " with --layout bshd" if specs[0].layout == "bshd" else ""
+        raise UsageError(f"--tune: {who} to choose{inside}", "for example: --kernel fa2 --tune")
 
 
 def open_tuner(executor: GpuExecutor, settings: BenchOptions, time_limit_s: float) -> Tuner:

@@ -124,10 +124,28 @@ def test_an_interrupt_keeps_what_is_finished(run: Callable[..., Result], tmp_pat
     assert [entry["tiles"] for entry in kept.values()] == ["64x64 4w 2st 4b"]
 
 
-def test_kernels_without_a_choice_are_refused(cli: Cli) -> None:
-    result = cli("bench", "--kernel", "naive", "--tune")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--kernel", "naive"), "--tune: naive has no tiles to choose"),
+        (("--kernel", "naive,tiled"), "--tune: none of naive, tiled has tiles to choose"),
+        (("--kernel", "fa2", "--variant", "plain"), "--tune: fa2[plain] has no tiles to choose"),
+        (
+            ("--kernel", "fa2-decode", "--seq", "1", "--layout", "bshd"),
+            "--tune: fa2-decode has no tiles to choose with --layout bshd",
+        ),
+    ],
+)
+def test_kernels_without_a_choice_are_refused(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
+    result = cli("bench", *arguments, "--tune")
     assert result.code == 2
-    assert result.err == "error: --tune: naive has no tiles to choose\nhint: for example: --kernel fa2 --tune\n"
+    assert result.err == f"error: {says}\nhint: for example: --kernel fa2 --tune\n"
+
+
+def test_tuning_and_no_tuned_tiles_exclude_each_other(cli: Cli) -> None:
+    result = cli("bench", "--kernel", "fa2", "--tune", "--no-tuned")
+    assert result.code == 2
+    assert result.err == "error: --tune and --no-tuned exclude each other\nhint: leave one of them out\n"
 
 
 def test_without_a_gpu_it_is_one_line(cli: Cli) -> None:

@@ -71,8 +71,7 @@ def bench(
     """Run on the GPU: compile, verify, time, compare.
 
     Every kernel is verified against float64 before it is timed. A row that can't run here is skipped and says why; a
-    row that runs and goes wrong makes the exit code 1. Tiles that --tune kept for
-    this GPU are used from then on.
+    row that runs and goes wrong makes the exit code 1. Tiles that --tune kept for this GPU are used from then on.
     """
     from attnprof.bench.runner import BenchOptions
     from attnprof.bench.runner import Progress as Step
@@ -85,7 +84,7 @@ def bench(
         seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout
     ).sweep(kernel, variant)
     if tune:
-        tuning.check_tunable(specs)
+        tuning.check_tunable(specs, tuned=tuned)
     peer_names = backends.check_peers(peer or [])
     time_limit_s = values.seconds(max_time, "--max-time", example="15")
     with backends.warnings_on(context.obj), Progress(context.obj) as progress:

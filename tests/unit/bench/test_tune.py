@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,11 @@ from attnprof.bench.sampler import FixedSamples
 from attnprof.bench.trials import Verdict
 from attnprof.bench.tune import TuneOptions, Tuner
 from attnprof.bench.winners import Winners
+from attnprof.kernels.candidates import Candidate
 from attnprof.kernels.executor import Compiled, EntryResources
 from attnprof.kernels.ladder.fa2 import SPECS
 from attnprof.kernels.plan import Build, LaunchPlan
+from attnprof.model.devices import DeviceSpec
 from attnprof.model.errors import CompileError, ContextLost, KernelFault, LaunchLimitError, OutOfMemory
 from attnprof.model.workload import Workload
 from tests.fakes import FakeClock, FakeExecutor, attend
@@ -205,10 +207,14 @@ def test_too_little_memory_for_any_other_choice(tmp_path: Path) -> None:
 
 
 def test_times_below_the_resolution_decide_nothing(tmp_path: Path) -> None:
+    run(device(), tmp_path)
+    before = (tmp_path / "tiles.json").read_text()
     found = run(device(times_s={BUILT_IN: 1e-9, FASTER: 0.5e-9}), tmp_path)
     assert verdicts(found)[FASTER] is Verdict.NOT_RESOLVED
-    assert found.tunings[0].winner is not None
-    assert found.tunings[0].winner.label == BUILT_IN
+    assert found.tunings[0].winner is None
+    assert found.tunings[0].reason == "too short to time: choose a larger workload"
+    # That nothing was found out is no reason to forget what was.
+    assert (tmp_path / "tiles.json").read_text() == before
 
 
 def test_kernels_without_a_choice_are_left_alone(tmp_path: Path) -> None:
@@ -219,16 +225,42 @@ def test_kernels_without_a_choice_are_left_alone(tmp_path: Path) -> None:
     assert not found.tunings
 
 
-def test_a_lost_context_ends_the_row_and_what_follows(tmp_path: Path) -> None:
-    def crash(plan: LaunchPlan) -> None:
-        if tiles(plan) == FASTER:
-            raise ContextLost("an illegal memory access")
+@pytest.mark.parametrize("crashing", [FASTER, BUILT_IN])
+@pytest.mark.parametrize("when", ["on_launch", "on_time"])
+def test_a_lost_context_ends_the_row_and_what_follows(tmp_path: Path, when: str, crashing: str) -> None:
+    def crash(plan: LaunchPlan, index: int = 3) -> None:
+        if tiles(plan) == crashing and index == 3:
+            raise ContextLost("fa2_forward: illegal memory access")
 
-    executor = device(on_launch=crash)
+    executor = device(**{when: crash})
     found = tuner(executor, tmp_path)
     rows = list(bench([FA2], [WORKLOAD, WORKLOAD], executor, BenchOptions(clock=executor.clock), tuner=found))
     assert [row.status for row in rows] == [RowStatus.ERROR, RowStatus.SKIPPED]
-    assert found.tunings[0].reason == "an illegal memory access"
+    # All choices have the same entry point: which one it was must be said.
+    assert rows[0].reason == found.tunings[0].reason == f"{crashing}: fa2_forward: illegal memory access"
+    crashed = [trial.label for trial in found.tunings[0].trials if trial.verdict is Verdict.DOES_NOT_RUN]
+    assert crashed == [crashing]
+
+
+def test_a_choice_without_a_plan_is_an_error_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    def no_plan() -> LaunchPlan:
+        raise LaunchLimitError("no such tiles")
+
+    def candidates(workload: Workload, device: DeviceSpec) -> tuple[Candidate, ...]:
+        first, second, *_ = FA2.candidates(workload, device)
+        return first, replace(second, plan=no_plan)
+
+    executor = device()
+    rows = list(
+        bench(
+            [replace(FA2, name="mine", candidates=candidates), FA2],
+            [WORKLOAD],
+            executor,
+            BenchOptions(clock=executor.clock, rule=FixedSamples(10)),
+            tuner=tuner(executor, tmp_path),
+        )
+    )
+    assert [(row.status, row.reason) for row in rows] == [(RowStatus.ERROR, "no such tiles"), (RowStatus.OK, None)]
 
 
 def test_rows_run_with_the_winner_and_say_so(tmp_path: Path) -> None:
