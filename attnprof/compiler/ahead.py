@@ -35,9 +35,7 @@ def started(jobs: Iterable[Job], cache_dir: Path, processes: int) -> Iterator[di
     # Spawned, not forked: a fork would copy the threads' locks and a GPU's context, which do not survive it.
     context = get_context("spawn")
     try:
-        pool = ProcessPoolExecutor(
-            min(processes, _MOST), mp_context=context, initializer=_leave_interrupts_to_the_parent
-        )
+        pool = ProcessPoolExecutor(min(processes, _MOST), mp_context=context, initializer=_leave_it_to_the_parent)
     except OSError as error:  # no semaphores, as in some containers
         _log.info("compiling in this process: %s", error)
         yield {}
@@ -58,8 +56,10 @@ def _submitted(pool: ProcessPoolExecutor, jobs: Iterable[Job], cache_dir: Path) 
     return futures
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _leave_it_to_the_parent() -> None:
+    """Interrupts, and warnings: what concerns the user (a full disk), compiling in the parent says, and says once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable()
 
 
 def _compile(cache_dir: Path, job: Job) -> None:

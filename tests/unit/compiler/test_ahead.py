@@ -52,6 +52,18 @@ def test_what_was_asked_for_ahead_is_compiled_elsewhere(file: Path, compiler: Co
     assert compiler.compile(*wanted[0][:2], target=wanted[0][2]).cached
 
 
+def test_a_disk_that_takes_nothing_is_said_by_this_process_alone(
+    file: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(256):  # where the folders would be
+        (compiler.cache_dir / f"{number:02x}").touch()
+    build, arch, target = jobs(file)[0]
+    with caplog.at_level("WARNING", "attnprof"), compiler.ahead(jobs(file), processes=2):
+        assert not compiler.compile(build, arch, target=target).cached
+    assert ["cannot keep a compiled kernel" in record.getMessage() for record in caplog.records] == [True]
+    assert capfd.readouterr().err == ""
+
+
 def test_leaving_early_drops_what_has_not_begun(file: Path, compiler: Compiler) -> None:
     many = jobs(file, 400)
     with pytest.raises(KeyboardInterrupt), compiler.ahead(many, processes=2):
