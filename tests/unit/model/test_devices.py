@@ -195,6 +195,8 @@ def test_a_laptop_part_gets_derived_rates_only() -> None:
         ("GeForce RTX 4090 D", (8, 9), 512),
         ("NVIDIA GeForce RTX 5070 Laptop GPU", (12, 0), 512),
         ("Quadro RTX 8000", (7, 5), 1024),
+        ("Quadro RTX 5000 with Max-Q Design", (7, 5), None),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 1024),
         ("NVIDIA RTX A4000", (8, 6), 1024),  # 153.4 TFLOP/s with sparsity: 2 x 48 SMs x 1024 x 1560 MHz
         ("NVIDIA RTX A400", (8, 6), 1024),
         ("NVIDIA RTX 4000 Ada Generation", (8, 9), 1024),
