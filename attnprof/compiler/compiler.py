@@ -97,7 +97,8 @@ class Compiler:
     def ahead(self, jobs: Iterable[Job], *, processes: int | None = None) -> Iterator[None]:
         """While the body runs, compile in other processes, in order, what the cache lacks of these jobs.
 
-        `compile` waits for a job that it is asked for. A job that fails there fails again, and is reported, here.
+        `compile` waits for a job that it is asked for. A job that fails there fails again, and is reported, here. Those
+        processes import the main module, so a script that calls this does so behind ``if __name__ == "__main__":``.
 
         Args:
             jobs: builds with architecture and target.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attnprof.compiler import nvrtc
@@ -26,11 +26,12 @@ def software(api: Any = None, modules: Mapping[str, Any] | None = None) -> dict[
     from cupy.cuda import runtime
 
     torch = (sys.modules if modules is None else modules).get("torch")
-    cudnn = torch.backends.cudnn.version() if torch is not None else None
+    cudnn = _number(torch.backends.cudnn.version) if torch is not None else None
+    driver, used = _number(runtime.driverGetVersion), _number(runtime.runtimeGetVersion)
     return {
         "driver": _driver(api),
-        "cuda_driver": cuda_version(runtime.driverGetVersion()),
-        "cuda_runtime": cuda_version(runtime.runtimeGetVersion()),
+        "cuda_driver": cuda_version(driver) if driver is not None else None,
+        "cuda_runtime": cuda_version(used) if used is not None else None,
         "nvrtc": ".".join(map(str, nvrtc.version())),
         "cupy": str(cupy.__version__),
         "torch": str(torch.__version__) if torch is not None else None,
@@ -47,6 +48,17 @@ def cudnn_version(number: int) -> str:
     """The version of cuDNN's own number, whose base changed with 9: ``9.19.0`` of 91900, ``8.9.2`` of 8902."""
     base = 10_000 if number >= 90_000 else 1000
     return f"{number // base}.{number % base // 100}.{number % 100}"
+
+
+def _number(ask: Callable[[], int | None]) -> int | None:
+    """A library's answer. None if it raises: after a crash on the GPU, say, or PyTorch of a cuDNN that is not its own.
+
+    What is known of a run must not be lost for the want of a version. CuPy and PyTorch raise RuntimeErrors.
+    """
+    try:
+        return ask()
+    except RuntimeError:
+        return None
 
 
 def _driver(api: Any) -> str | None:

@@ -207,7 +207,9 @@ def from_facts(
 
 # Series whose boards the architecture whitepapers give the full rate with FP32 accumulation: Quadro RTX (Turing), RTX A
 # (GA102), RTX Ada Generation (Ada) and RTX PRO (RTX Blackwell PRO).
-_FULL_RATE = re.compile(r"quadro rtx \d{4}(?! with max-q)|rtx a\d{3,4}|rtx \d{4} ada generation|rtx pro \d{4} blackwell")
+_FULL_RATE = re.compile(
+    r"quadro rtx \d{4}(?! with max-q)|rtx a\d{3,4}|rtx \d{4} ada generation|rtx pro \d{4} blackwell"
+)
 
 
 def _half_tensor_rate(name: str, facts: Architecture | None) -> bool | None:

@@ -54,6 +54,18 @@ def test_what_took_no_part_or_is_unknown_is_none() -> None:
     assert (without_cudnn["torch"], without_cudnn["cudnn"]) == ("2.11.0+cu130", None)
 
 
+@pytest.mark.usefixtures("cupy")
+def test_a_library_that_raises_costs_its_version_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise RuntimeError("cudaErrorIllegalAddress, or: cuDNN version incompatibility")
+
+    monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, "runtimeGetVersion", broken)
+    of_torch = torch(91900)
+    of_torch.backends.cudnn.version = broken
+    found = software(FakeNvml(h200()), {"torch": of_torch})
+    assert {name for name, version in found.items() if version is None} == {"cuda_runtime", "cudnn"}
+
+
 def test_numbers_of_cuda_and_cudnn() -> None:
     assert [cuda_version(number) for number in (12080, 13000, 13010)] == ["12.8", "13.0", "13.1"]
     assert [cudnn_version(number) for number in (8902, 90100, 91902)] == ["8.9.2", "9.1.0", "9.19.2"]
