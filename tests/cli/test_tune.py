@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnprof.cli import backends, gpus
+from attnprof.bench.runner import BenchOptions
+from attnprof.bench.sampler import FixedSamples
+from attnprof.bench.tune import TuneOptions
+from attnprof.cli import backends, gpus, tuning
 from attnprof.kernels.executor import Compiled, EntryResources
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.devices import find
@@ -108,6 +111,14 @@ def test_a_damaged_file_is_one_line(run: Callable[..., Result], tmp_path: Path) 
     warnings = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
     assert "tiles.json" in warnings[0]
+
+
+def test_tuning_is_under_the_settings_of_the_rows() -> None:
+    device = TunableDevice(clock=FakeClock())
+    settings = BenchOptions(l2="warm", rule=FixedSamples(3), seed=7, clock=device.clock)
+    assert tuning.open_tuner(device, settings, 3.0).options == TuneOptions(  # type: ignore[arg-type]
+        l2="warm", rule=FixedSamples(3), time_limit_s=3.0, seed=7, clock=device.clock, ahead=device.ahead
+    )
 
 
 def test_an_interrupt_keeps_what_is_finished(run: Callable[..., Result], tmp_path: Path) -> None:

@@ -14,17 +14,19 @@ import pytest
 from attnprof.bench.rows import RowStatus
 from attnprof.bench.runner import BenchOptions, bench
 from attnprof.bench.sampler import FixedSamples
-from attnprof.bench.trials import Verdict
+from attnprof.bench.trials import Trial, Verdict
 from attnprof.bench.tune import TuneOptions, Tuner
 from attnprof.bench.winners import Winners
 from attnprof.kernels.candidates import Candidate
+from attnprof.kernels.catalogue import select
 from attnprof.kernels.executor import Compiled, EntryResources
 from attnprof.kernels.ladder.fa2 import SPECS
 from attnprof.kernels.plan import Build, LaunchPlan
-from attnprof.model.devices import DeviceSpec
+from attnprof.kernels.trial import inputs_for
+from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import CompileError, ContextLost, KernelFault, LaunchLimitError, OutOfMemory
-from attnprof.model.workload import Workload
-from tests.fakes import FakeClock, FakeExecutor, attend
+from attnprof.model.workload import Pass, Workload
+from tests.fakes import FakeClock, FakeExecutor, FakeRun, attend
 
 (FA2,) = SPECS
 WORKLOAD = Workload.of(128, heads=2, head_dim=64)
@@ -50,6 +52,9 @@ class Device(FakeExecutor):
     times_s: dict[str, float] = field(default_factory=dict)
     noise: float = 1e-4
     compile_error: Callable[[str], Exception | None] = lambda _: None
+    spilling: str = SPILLING
+    static_smem_bytes: int = 0
+    runs: list[tuple[str, FakeRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.time_s = lambda plan, index: self.times_s.get(tiles(plan), 2e-3) * (1 + self.noise * (index % 3))
@@ -59,9 +64,19 @@ class Device(FakeExecutor):
         error = self.compile_error(label)
         if error is not None:
             raise error
-        spilled = 8 if label == SPILLING else 0
-        resources = {"fa2_forward": EntryResources("fa2_forward", 128, spilled, spilled, 0, 0)}
+        spilled = 8 if label == self.spilling else 0
+        found = EntryResources("fa2_forward", 128, spilled, 2 * spilled, 0, self.static_smem_bytes)
+        resources = {"fa2_forward": found}
         return Compiled(build, arch or self.arch, b"", resources, 0.0, True, "")
+
+    def prepare(self, plan: LaunchPlan) -> FakeRun:
+        run = super().prepare(plan)
+        self.runs.append((tiles(plan), run))
+        return run
+
+    def samples(self, label: str) -> list[int]:
+        """Timing calls of each run of a choice."""
+        return [len(run.calls) for name, run in self.runs if name == label]
 
 
 def device(**changes: object) -> Device:
@@ -126,6 +141,123 @@ def test_a_lead_within_the_spread_is_none(tmp_path: Path) -> None:
     assert unsure.tunings[0].winner is not None
     assert unsure.tunings[0].winner.label == BUILT_IN
     assert verdicts(unsure)[FASTER] in (Verdict.WITHIN_SPREAD, Verdict.SLOWER)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"), [(1.001e-3, Verdict.WITHIN_SPREAD), (1.2e-3, Verdict.SLOWER), (0.9e-3, Verdict.KEPT)]
+)
+def test_what_the_spread_hides_is_neither_slower_nor_faster(tmp_path: Path, time_s: float, expected: Verdict) -> None:
+    executor = device()
+
+    def noisy_s(plan: LaunchPlan, index: int) -> float:
+        label = tiles(plan)
+        return {BUILT_IN: 1e-3, FASTER: time_s * (0.98, 1.0, 1.02)[index % 3]}.get(label, 2e-3)
+
+    executor.time_s = noisy_s
+    assert verdicts(run(executor, tmp_path))[FASTER] is expected
+
+
+def test_the_three_fastest_meet_the_built_in_choice_again(tmp_path: Path) -> None:
+    labels = [candidate.label for candidate in FA2.candidates(WORKLOAD, device().device)]
+    better = [label for label in labels if label not in (BUILT_IN, SPILLING)][:5]
+    times_s = {label: 1e-3 - 1e-5 * (position + 1) for position, label in enumerate(better)}
+    executor = device(times_s={BUILT_IN: 1e-3, **times_s})
+    found = run(executor, tmp_path)
+    assert {label for label in labels if len(executor.samples(label)) == 2} == {BUILT_IN, *better[-3:]}
+    assert found.tunings[0].winner is not None
+    assert found.tunings[0].winner.label == better[-1]
+
+
+def test_the_first_round_ends_in_time(tmp_path: Path) -> None:
+    executor = device()
+    run(executor, tmp_path, time_limit_s=1e-3)
+    short, again = executor.samples(FASTER)
+    patient = device()
+    run(patient, tmp_path)
+    assert short < patient.samples(FASTER)[0]
+    assert again == patient.samples(FASTER)[1]
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_candidates_are_timed_with_the_cache_of_the_rows(tmp_path: Path, l2: str) -> None:
+    executor = device()
+    run(executor, tmp_path, l2=l2)
+    assert {cold for _, each in executor.runs for _, cold in each.calls} == {l2 == "cold"}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_candidates_compute_on_the_inputs_of_the_seed(tmp_path: Path, seed: int) -> None:
+    found: list[np.ndarray] = []
+
+    def compute(plan: LaunchPlan, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found.append(memory["q"])
+        return attend(plan, memory)
+
+    run(device(compute=compute), tmp_path, seed=seed)
+    expected = inputs_for(FA2, WORKLOAD, seed=seed)["q"]
+    assert found
+    assert all(np.array_equal(q, expected) for q in found)
+
+
+def test_each_choice_is_verified_once(tmp_path: Path) -> None:
+    executor = device()
+    run(executor, tmp_path)
+    assert len(executor.samples(FASTER)) == 2
+    assert sum(each.launches for label, each in executor.runs if label == FASTER) == 1
+
+
+def test_what_another_choice_left_in_memory_is_no_result(tmp_path: Path) -> None:
+    """A choice that writes nothing, where the right result of the one before it lies."""
+    right: dict[str, np.ndarray] = {}
+
+    def compute(plan: LaunchPlan, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if tiles(plan) == FASTER:
+            return {}
+        right.update(attend(plan, memory))
+        return right
+
+    class Reusing(Device):
+        def prepare(self, plan: LaunchPlan) -> FakeRun:
+            prepared = super().prepare(plan)
+            prepared._memory.update({name: values.copy() for name, values in right.items()})
+            return prepared
+
+    executor = Reusing(clock=FakeClock(), times_s={BUILT_IN: 1e-3, FASTER: 0.8e-3}, compute=compute)
+    assert verdicts(run(executor, tmp_path))[FASTER] is Verdict.WRONG
+
+
+def test_the_built_in_choice_may_spill(tmp_path: Path) -> None:
+    found = run(device(spilling=BUILT_IN), tmp_path)
+    assert verdicts(found)[BUILT_IN] is Verdict.BUILT_IN
+    assert verdicts(found)[FASTER] is Verdict.KEPT
+    built_in = found.tunings[0].trials[0].as_dict()
+    assert (built_in["spill_bytes"], built_in["reason"]) == (24, None)
+
+
+def test_blocks_an_sm_are_those_of_the_device(tmp_path: Path) -> None:
+    executor = device(static_smem_bytes=512)
+    smem_bytes = FA2.plan(WORKLOAD, executor.device).launches[0].smem_bytes
+    first = run(executor, tmp_path).tunings[0].trials[0].as_dict()
+    assert (first["tiles"], first["smem_bytes"], first["blocks_per_sm"]) == (BUILT_IN, smem_bytes + 512, 2)
+    # An SM that reports less shared memory than its architecture has.
+    less = device(static_smem_bytes=512, device=replace(executor.device, smem_per_sm_bytes=2 * smem_bytes))
+    for trial in run(less, tmp_path).tunings[0].trials:
+        assert (trial.blocks_per_sm or 0) * (trial.main.smem_bytes + 512) <= 2 * smem_bytes
+
+
+@pytest.mark.parametrize(
+    ("kernel", "workload", "entry"),
+    [
+        ("fa2-decode", Workload.of(1, seq_kv=9000, heads=8, kv_heads=2, head_dim=128), "fa2_decode_attention"),
+        ("fa2-bwd", Workload.of(128, heads=2, head_dim=64, direction=Pass.BWD), "fa2_backward_gradients"),
+    ],
+)
+def test_what_is_shown_is_the_launch_that_the_tiles_are_about(kernel: str, workload: Workload, entry: str) -> None:
+    (spec,) = select([kernel])
+    for candidate in spec.candidates(workload, find("H200")):
+        trial = Trial.of(candidate)
+        assert len(trial.plan.launches) > 1
+        assert trial.main.entry == entry
 
 
 def test_the_built_in_choice_replaces_a_winner_that_no_longer_wins(tmp_path: Path) -> None:
