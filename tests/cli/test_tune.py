@@ -18,8 +18,9 @@ from attnprof.cli import backends, gpus, tuning
 from attnprof.kernels.executor import Compiled, EntryResources
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.model.devices import find
+from attnprof.model.workload import Workload
 from tests.cli.conftest import Cli, Result
-from tests.cli.test_bench import Device
+from tests.cli.test_bench import Device, FakePeer
 from tests.fakes import FakeClock, attend
 
 Snapshot = Callable[[str, str], None]
@@ -183,6 +184,23 @@ def test_heads_inside_the_sequence_are_verified_and_said(run: Callable[..., Resu
     wrong = run("--layout", "bshd", "--json", "--heads", "4", "--kv-heads", "2")
     assert wrong.code == 1
     assert "wrong result" in wrong.json["rows"][0]["reason"]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_peers_get_tensors_that_lie_as_the_kernels(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    asked: list[tuple[str, str]] = []
+    opened = TunableDevice.peer
+
+    def peer(device: TunableDevice, name: str, workload: Workload, layout: str = "bhsd") -> FakePeer:
+        asked.append((name, layout))
+        return opened(device, name, workload, layout)
+
+    monkeypatch.setattr(TunableDevice, "peer", peer)
+    result = run("--layout", layout, "--peer", "torch-flash", compute=inside if layout == "bshd" else attend)
+    assert result.code == 0
+    assert asked == [("torch-flash", layout)]
 
 
 def test_the_layouts_are_tuned_apart(run: Callable[..., Result], tmp_path: Path) -> None:
