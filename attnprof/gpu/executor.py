@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from attnprof.compiler import Compiler
 from attnprof.compiler.ahead import Target
-from attnprof.gpu.faults import cuda_errors, translated
+from attnprof.gpu.faults import translated
 from attnprof.gpu.flush import L2Flush
+from attnprof.gpu.graphs import capture_graph
+from attnprof.gpu.images import Images, no_entry, resources_of
 from attnprof.gpu.limits import DeviceLimits, check_launch
 from attnprof.gpu.memory import Block, Copier, free_bytes
 from attnprof.gpu.nvml import Sensors
 from attnprof.gpu.timing import CudaQueue, Stopwatch
-from attnprof.kernels.executor import Compiled, EntryResources, Sample
+from attnprof.kernels.executor import Compiled, Sample
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, ScalarKind
 from attnprof.model.devices import DeviceSpec
-from attnprof.model.errors import AttnprofError, CompileError, ContextLost, EnvironmentProblem, OutOfMemory
+from attnprof.model.errors import ContextLost, OutOfMemory
 
 if TYPE_CHECKING:
     from attnprof.gpu.peers import Peer
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
 
 # L2 size to flush where the device does not report one: larger than any so far (GB200: 126 MiB).
 _L2_UNKNOWN_BYTES = 128 * 2**20
-# CUresult of cuModuleLoad: the cubin is for another GPU, the PTX is too new for the driver's own compiler.
-_NO_BINARY_FOR_GPU = 209
-_UNSUPPORTED_PTX_VERSION = 222
 
 
 class GpuExecutor:
@@ -75,10 +69,7 @@ class GpuExecutor:
         self._arch = arch
         self._native = native
         self._compiler = compiler
-        # CuPy loads images from files. They go when the executor does, or when the process ends.
-        self._images = Path(tempfile.mkdtemp(prefix="attnprof-"))
-        weakref.finalize(self, shutil.rmtree, self._images, ignore_errors=True)
-        self._kernels: dict[tuple[str, str], Any] = {}
+        self._images = Images("cubin" if native else "ptx")
         self._lost: str | None = None
 
     @property
@@ -174,41 +165,19 @@ class GpuExecutor:
         """The loaded kernel of a launch that the device allows."""
         known = compiled.resources
         if known and launch.entry not in known:
-            raise _no_entry(launch, ", ".join(known))
+            raise no_entry(launch, ", ".join(known))
         if known:
             # Before loading: a kernel with too much static shared memory does not even load.
             check_launch(launch, known[launch.entry], self._limits)
-        kernel = self._load(launch, compiled)
+        kernel = self._images.kernel(launch, compiled)
         if not known:
-            check_launch(launch, _resources_of(kernel, launch.entry), self._limits)
+            check_launch(launch, resources_of(kernel, launch.entry), self._limits)
         if launch.smem_bytes:
             # The attribute belongs to the function, which other prepared runs may share: never lower it. Setting it is
             # what opts in, and 48 KB must be asked for too when static shared memory comes on top.
             opted_in = int(kernel.max_dynamic_shared_size_bytes)
             kernel.max_dynamic_shared_size_bytes = max(opted_in, launch.smem_bytes)
         return kernel
-
-    def _load(self, launch: Launch, compiled: Compiled) -> Any:
-        import cupy
-
-        # CuPy remembers modules by path, so the path must change with the content.
-        digest = hashlib.sha256(compiled.image).hexdigest()
-        key = (digest, launch.entry)
-        if key not in self._kernels:
-            path = self._images / f"{digest}.{'cubin' if self._native else 'ptx'}"
-            if not path.exists():
-                path.write_bytes(compiled.image)
-            try:
-                kernel = cupy.RawModule(path=str(path)).get_function(launch.entry)
-                # Loads the module now rather than in the middle of the first sample.
-                _ = kernel.num_regs
-            except cuda_errors() as error:
-                problem = _load_problem(error, launch, compiled)
-                if problem is None:
-                    raise
-                raise problem from error
-            self._kernels[key] = kernel
-        return self._kernels[key]
 
 
 class GpuRun:
@@ -322,30 +291,6 @@ def _outlive_the_process(*objects: object) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
-def capture_graph(stream: Any, enqueue: Callable[[], None], launches: int) -> Callable[[], None] | None:
-    """A CUDA graph of ``launches`` calls of ``enqueue`` on ``stream``, as a function that launches it there.
-
-    Returns:
-        None where the stream cannot be captured.
-    """
-    errors = cuda_errors()
-    try:
-        stream.begin_capture()
-        try:
-            for _ in range(launches):
-                enqueue()
-        finally:
-            graph = stream.end_capture()
-        graph.upload(stream)
-    except errors as error:
-        # 900 to 909 are the errors of stream capture (cudaErrorStreamCaptureUnsupported and its kin).
-        if 900 <= int(getattr(error, "status", 0)) <= 909:
-            return None
-        raise
-    launch: Callable[[], None] = partial(graph.launch, stream)
-    return launch
-
-
 def _arguments(launch: Launch, addresses: dict[str, int]) -> tuple[Any, ...]:
     """The arguments as NumPy scalars of the exact width: CuPy passes a Python float as 8 bytes, an int likewise."""
     import numpy as np
@@ -355,34 +300,3 @@ def _arguments(launch: Launch, addresses: dict[str, int]) -> tuple[Any, ...]:
         np.uint64(addresses[arg.tensor]) if isinstance(arg, Pointer) else types[arg.kind](arg.value)
         for arg in launch.args
     )
-
-
-def _resources_of(kernel: Any, entry: str) -> EntryResources:
-    """What the driver says of a kernel that it compiled from PTX itself, as far as a launch depends on it."""
-    return EntryResources(
-        entry=entry,
-        registers=int(kernel.num_regs),
-        spill_store_bytes=0,
-        spill_load_bytes=0,
-        stack_bytes=int(kernel.local_size_bytes),
-        static_smem_bytes=int(kernel.shared_size_bytes),
-    )
-
-
-def _no_entry(launch: Launch, known: str) -> CompileError:
-    return CompileError(
-        f"{launch.build.file.name} has no entry point {launch.entry!r}; it has {known or 'none'}",
-        'declare it extern "C" __global__',
-    )
-
-
-def _load_problem(error: Exception, launch: Launch, compiled: Compiled) -> AttnprofError | None:
-    status = getattr(error, "status", None)
-    if status == 500:  # CUDA_ERROR_NOT_FOUND
-        return _no_entry(launch, "others")
-    if status in (_NO_BINARY_FOR_GPU, _UNSUPPORTED_PTX_VERSION):
-        return EnvironmentProblem(
-            f"the driver cannot load {launch.build.file.name} compiled for {compiled.arch}: {error}",
-            "update the NVIDIA driver, or install the NVRTC of its own CUDA version",
-        )
-    return None
