@@ -15,8 +15,8 @@ from attnprof.kernels.executor import Compiled, EntryResources
 from attnprof.kernels.plan import Launch
 from attnprof.model.errors import AttnprofError, CompileError, EnvironmentProblem
 
-# CUresult of cuModuleLoad and cuModuleGetFunction: the cubin is for another GPU; the PTX is too new for the driver's own
-# compiler; there is no such entry point.
+# CUresult of loading a module and finding a kernel in it: the cubin is for another GPU; the PTX is too new for the
+# driver's own compiler; there is no such entry point.
 _NO_BINARY_FOR_GPU = 209
 _UNSUPPORTED_PTX_VERSION = 222
 _NOT_FOUND = 500
