@@ -19,8 +19,6 @@ FILE = kernels_dir() / "fa2.cu"
 # How tiles lie in shared memory; the last two are traps, and a second cure, of `attnprof.kernels.fa2_variants`.
 TileLayout = Literal["swizzle", "plain", "pad"]
 PAD_BYTES = 16
-# Registers of an SM, and the most that a thread can have; what a thread needs for addresses and counters at least.
-_SM_REGISTERS, _THREAD_REGISTERS, _REGISTERS_BESIDES = 65_536, 255, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +105,6 @@ class Tiles:
         """The Q tile, through which O also leaves, and the stages of K and V, two bytes an element."""
         row_bytes = self.head_dim * 2 + (PAD_BYTES if self.layout == "pad" else 0)
         return (self.block_q + 2 * self.kv_stages * self.block_kv) * row_bytes
-
-    @property
-    def registers_fit(self) -> bool:
-        """Whether O, S and Q, where it stays, can be in registers at all; whether they are, the compiler says."""
-        products = self.block_q // (16 * self.warps)
-        held = self.head_dim // 2 + self.block_kv // 2 + (self.head_dim // 4 if self.q_in_registers else 0)
-        allowed = min(_THREAD_REGISTERS, _SM_REGISTERS // (self.blocks_per_sm * self.threads))
-        return products * held + _REGISTERS_BESIDES <= allowed
 
 
 def _tiles(width: int, *labels: str) -> tuple[Tiles, ...]:
@@ -231,7 +221,6 @@ def tiles_of(workload: Workload, device: DeviceSpec, *, strided: bool = False) -
 
 
 def candidates_for(head_dim: int, device: DeviceSpec) -> Sequence[Tiles]:
-    """What to try for a head dim on a device: the choices that can fit its shared memory and registers."""
+    """What to try for a head dim on a device: the choices that fit its shared memory. Registers are the compiler's."""
     width = width_of(head_dim)
-    tried = CANDIDATES[width] + (SMALL_CANDIDATES[width] if has_little_smem(device) else ())
-    return [tiles for tiles in fitting(tried, device) if tiles.registers_fit]
+    return fitting(CANDIDATES[width] + (SMALL_CANDIDATES[width] if has_little_smem(device) else ()), device)

@@ -10,7 +10,7 @@ import pytest
 from attnprof.compiler.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
 from attnprof.kernels import fa2_bwd_tiles, fa2_tiles
-from attnprof.kernels.attention import built_in
+from attnprof.kernels.attention import built_in, fit_together
 from attnprof.kernels.candidates import Candidate, chosen_first
 from attnprof.kernels.catalogue import builtin, select
 from attnprof.kernels.fa2_variants import VARIANTS
@@ -105,13 +105,23 @@ def test_a_label_names_its_tiles(of, every) -> None:  # type: ignore[no-untyped-
         of(64, "128x64")
 
 
-def test_more_than_the_registers_of_a_thread_is_no_candidate() -> None:
-    """O alone is 256 registers where a warp has 32 rows of 256 columns."""
-    assert not fa2_tiles.Tiles.of(256, "128x64 4w 1st 1b").registers_fit
-    assert fa2_tiles.Tiles.of(256, "128x64 8w 1st 1b").registers_fit
-    assert not fa2_tiles.Tiles.of(256, "128x64 8w 1st 2b").registers_fit  # 128 a thread for two blocks of 256
-    for device, width in product(MODERN, fa2_tiles.DEFAULTS):
-        assert all(tiles.registers_fit for tiles in fa2_tiles.candidates_for(width, device))
+@pytest.mark.parametrize(
+    "tiles",
+    [t for table in (fa2_tiles.CANDIDATES, fa2_tiles.SMALL_CANDIDATES) for row in table.values() for t in row],
+    ids=lambda tiles: f"d{tiles.head_dim} {tiles.label}",
+)
+def test_what_a_thread_must_hold_fits_its_registers(tiles: fa2_tiles.Tiles) -> None:
+    """Else it would only ever be compiled to be dropped: O, S, and Q where it stays, beside 32 for addresses."""
+    products = tiles.block_q // (16 * tiles.warps)
+    held = tiles.head_dim // 2 + tiles.block_kv // 2 + (tiles.head_dim // 4 if tiles.q_in_registers else 0)
+    assert products * held + 32 <= min(255, 65_536 // (tiles.blocks_per_sm * tiles.threads))
+
+
+def test_blocks_share_an_sm_with_what_the_system_takes() -> None:
+    """1 KiB a block, from sm_80 on: half of 164 KiB is not there for each of two."""
+    half = A100.smem_per_sm_bytes // 2
+    assert fit_together(2, half - 1024, A100)
+    assert not fit_together(2, half - 1023, A100)
 
 
 def test_the_built_in_choice_goes_by_architecture_and_by_what_the_device_reports() -> None:
@@ -119,6 +129,8 @@ def test_the_built_in_choice_goes_by_architecture_and_by_what_the_device_reports
     assert [built_in(row, device).label for device in (H200, A100, L4)] == [
         "128x64 4w 2st 2b", "128x32 4w 2st 2b", "128x32 4w 1st 2b",
     ]  # fmt: skip
+    orin, thor = replace(A100, compute_capability=(8, 7)), replace(H200, compute_capability=(10, 3))
+    assert (built_in(row, orin), built_in(row, thor)) == (row[2], row[1])
     unknown = replace(H200, compute_capability=(13, 0))
     assert built_in(row, unknown) == row[1]
     # An H200 that reports less shared memory an SM than it has gets what fits it.
@@ -130,6 +142,8 @@ def test_short_causal_heads_have_tiles_of_their_own_where_they_were_measured() -
     assert fa2_tiles.tiles_of(short, H200) == fa2_tiles.SM_90_D256_SHORT_CAUSAL
     assert fa2_tiles.tiles_of(long, H200) == fa2_tiles.SM_90_D256
     assert fa2_tiles.tiles_of(replace(short, causal=False), H200) == fa2_tiles.SM_90_D256
+    assert fa2_tiles.tiles_of(replace(short, seq_kv=4096), H200) == fa2_tiles.SM_90_D256
+    assert fa2_tiles.tiles_of(replace(short, seq_q=1025), H200) == fa2_tiles.SM_90_D256
     assert fa2_tiles.tiles_of(short, H200, strided=True) == fa2_tiles.DEFAULTS[256][0]
     assert fa2_tiles.tiles_of(short, A100) == fa2_tiles.DEFAULTS[256][2]
 
