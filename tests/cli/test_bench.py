@@ -18,7 +18,7 @@ from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.demand import Demand
 from attnprof.model.devices import DeviceSpec, find
-from attnprof.model.errors import ContextLost, EnvironmentProblem, UnsupportedWorkload
+from attnprof.model.errors import ContextLost, EnvironmentProblem, KernelFault, UnsupportedWorkload
 from attnprof.model.workload import Workload
 from tests.cli.conftest import SOFTWARE, Cli, Result
 from tests.fakes import FakeClock, FakeExecutor, FakeTimed, attend, fake_demand, fake_spec
@@ -182,6 +182,22 @@ def test_a_crash_fails_the_run_and_keeps_the_rows_before_it(bench: Callable[...,
     assert "context lost" in result.out
     rows = json.loads(file.read_text())["rows"]
     assert [row["status"] for row in rows] == ["ok", "error", "skipped"]
+
+
+def test_only_a_row_that_is_compared_with_naive_has_its_clock(bench: Callable[..., Result]) -> None:
+    def crash(plan: LaunchPlan) -> None:
+        if plan.launches[0].build.file.stem == "slow":
+            raise KernelFault("slow: too many resources")
+
+    specs = (spec("naive"), spec("fast"), spec("slow"))
+    rows = bench(device(on_launch=crash), "--seq", "128", "--json", specs=specs).json["rows"]
+    clock_hz = rows[0]["sm_clock_hz"]
+    assert clock_hz
+    assert [(row["kernel"], row["naive_sm_clock_hz"], row["measured_speedup_vs_naive"] is None) for row in rows] == [
+        ("naive", clock_hz, False),
+        ("fast", clock_hz, False),
+        ("slow", None, True),
+    ]
 
 
 def test_a_wrong_result_fails_the_run_and_is_not_timed(bench: Callable[..., Result]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attnprof.emulator import EmulatedFault, FaultKind, Mode
+from attnprof.emulator.checks import MAX_FAULTS
 from attnprof.emulator.faults import Fault, grouped
 from attnprof.model.errors import KernelFault
 from tests.unit.emulator.emulator_harness import Bench
@@ -420,6 +421,32 @@ def test_one_mistake_is_one_fault_with_its_count_unrolled_or_not(bench: Bench, u
     assert reads.thread == (1, 0, 0)  # thread 0 begins with what it wrote itself
     assert "reads what thread" in reads.message
     assert "overwrites what thread" in overwrites.message
+
+
+def test_a_launch_keeps_a_hundred_faults_and_goes_on_counting_those(bench: Bench) -> None:
+    lines = "\n".join(f"        sum += row[threadIdx.x + {i}];" for i in range(MAX_FAULTS + 20))
+    source = f"""
+    extern "C" __global__ void k(float* out) {{
+        __shared__ volatile float row[256];
+        float sum = 0.0f;
+        for (int i = 0; i < 2; ++i) {{
+{lines}
+        }}
+        out[threadIdx.x] = sum;
+    }}"""
+    outcome = bench.run(
+        source,
+        "k",
+        {"out": np.zeros(32, "f4")},
+        outputs=("out",),
+        block=(32, 1, 1),
+        mode=Mode.CHECKS,
+        on_fault="record",
+    )
+    faults = outcome.trace.faults
+    assert {fault.kind for fault in faults} == {FaultKind.UNINITIALISED}
+    assert [fault.line for fault in faults] == [6 + i for i in range(MAX_FAULTS)]
+    assert {fault.count for fault in faults} == {2}
 
 
 def test_faults_are_grouped_by_kind_and_lines() -> None:

@@ -74,3 +74,10 @@ def test_no_ceiling_comes_with_a_reason() -> None:
 def test_knees_by_element_type() -> None:
     assert knees(find("A100")) == {Dtype.FP16: 312e12 / 2039e9, Dtype.BF16: 312e12 / 2039e9}
     assert list(knees(find("T4"))) == [Dtype.FP16]
+
+
+def test_a_board_whose_tensor_rate_is_known_lacks_its_clock_only() -> None:
+    board = from_facts("NVIDIA GeForce RTX 3060", (8, 6), sm_count=28)
+    assert ceilings(board, Dtype.FP16).reason("tensor") == "NVIDIA GeForce RTX 3060: its SM clock is unknown"
+    unknown = from_facts("NVIDIA A2", (8, 6), sm_count=10)
+    assert "full or half rate by board" in (ceilings(unknown, Dtype.FP16).reason("tensor") or "")

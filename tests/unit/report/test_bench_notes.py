@@ -138,3 +138,6 @@ def test_rows_compared_across_clocks_are_one_note_with_the_widest_pair() -> None
         "1980 MHz), and is off by up to as much (lock the clocks: nvidia-smi --lock-gpu-clocks)",
     )
     assert notes(rows[:1]) == notes(rows[3:]) == ()
+    # A kernel that ran at the lower clock is compared as unfairly.
+    (slower,) = notes([clocked("fa2", 64, 1584, 1980)])
+    assert "up to 20 % apart (naive and this kernel: 1980 and 1584 MHz)" in slower
