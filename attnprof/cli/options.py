@@ -266,9 +266,7 @@ def with_variants(
     Raises:
         UsageError: no kernel was named, or a kernel has no such variant.
     """
-    names = [name.strip() for each in wanted for name in each.split(",") if name.strip()]
-    if not names:
-        raise UsageError("--variant names no variant", "for example: --kernel fa2 --variant plain")
+    names = values.items(wanted, "--variant", "plain")
     if not kernel_names:
         raise UsageError("--variant needs --kernel", f"for example: --kernel fa2 --variant {names[0]}")
     found = (each for spec in specs for name in names for each in _variants_called(name, spec))

@@ -170,7 +170,8 @@ def test_rows_are_saved_as_they_finish(check: Callable[..., Result], tmp_path: P
         (("bench", "--variant", "plain"), "--variant needs --kernel", "--kernel fa2 --variant plain"),
         (("bench", "--kernel", "fa2", "--variant", "x[y]"), "fa2 has no variant 'x[y]'", "plain, pad, write-p"),
         (("bench", "--kernel", "naive", "--variant", "pad"), "naive has no variant 'pad'", "leave out --variant"),
-        (("bench", "--kernel", "fa2", "--variant", ","), "--variant names no variant", "--variant plain"),
+        (("bench", "--kernel", "fa2", "--variant", ","), "--variant ',' has an empty value", "--variant plain"),
+        (("bench", "--kernel", "fa2", "--variant", "pad,"), "--variant 'pad,' has an empty value", "--variant plain"),
     ],
 )
 def test_bad_input(cli: Cli, arguments: tuple[str, ...], says: str, hints: str) -> None:

@@ -219,7 +219,8 @@ def test_what_another_choice_left_in_memory_is_no_result(tmp_path: Path) -> None
     class Reusing(Device):
         def prepare(self, plan: LaunchPlan) -> FakeRun:
             prepared = super().prepare(plan)
-            prepared._memory.update({name: values.copy() for name, values in right.items()})
+            for name, values in right.items():
+                prepared.write(name, values)
             return prepared
 
     executor = Reusing(clock=FakeClock(), times_s={BUILT_IN: 1e-3, FASTER: 0.8e-3}, compute=compute)
