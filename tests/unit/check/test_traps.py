@@ -21,7 +21,7 @@ from attnprof.emulator.executor import EmulatorExecutor
 from attnprof.kernels.executor import Compiled, Counted, EntryResources
 from attnprof.kernels.plan import Build, LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.model.devices import find
+from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import CompileError, ContextLost, EnvironmentProblem, KernelFault, OutOfMemory
 from attnprof.model.workload import Workload
 from tests.fakes import Arrays, FakeClock, FakeExecutor, FakeRun, attend, fake_demand, fake_spec
@@ -236,6 +236,19 @@ def test_warps(bad: int, good: int, status: str) -> None:
     # 48 KiB a block of 4 warps: 4 blocks by shared memory, 2 by 255 registers a thread.
     assert (row.trap_value, row.value) == ({255: 8, 64: 16}[bad], {255: 8, 64: 16}[good])
     assert row.status == status
+
+
+def test_warps_are_those_of_the_device_and_of_the_launch_with_the_fewest() -> None:
+    def two_launches(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        plan = GOOD.plan(workload, device)
+        (launch,) = plan.launches
+        return replace(plan, launches=(launch, replace(launch, block=(32, 1, 1), smem_bytes=0)))
+
+    combined = trap(Quantity.WARPS_PER_SM, cure=replace(GOOD, plan=two_launches))
+    assert only(runner().run([combined])).value == 16  # the other's 32 blocks are a warp each
+    # An SM that reports 100 KiB holds two blocks of 48 KiB.
+    small = replace(H200, smem_per_sm_bytes=100 * 1024)
+    assert only(runner(device=small).run([trap(Quantity.WARPS_PER_SM)])).value == 8
 
 
 def overflow(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
