@@ -11,6 +11,7 @@ from attnprof.bench.statistics import TimeStats
 from attnprof.kernels.executor import TimedExecutor
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.trial import inputs_for
+from attnprof.model.errors import KernelFault
 from attnprof.model.workload import Workload
 
 # A factor is wanted, not a per mille: some tens of samples of each.
@@ -28,11 +29,11 @@ def median_times(
 ) -> tuple[float | None, ...]:
     """The median time of each kernel in seconds, L2 flushed before each launch; all are allocated at once.
 
-    None for one that faulted, or that is too short for the device's clock.
+    None for one that is too short for the device's clock.
 
     Raises:
         UnsupportedWorkload, LaunchLimitError, OutOfMemory: one cannot run on this device.
-        KernelFault: the first one crashed, or the context was lost.
+        KernelFault: one crashed.
     """
     with ExitStack() as stack:
         runs = {}
@@ -43,6 +44,8 @@ def median_times(
             runs[spec.name] = run
         sampling = Sampling(runs, rule, clock=clock)
         sampling.run()
+        for message in sampling.failed.values():
+            raise KernelFault(message)
     medians: list[float | None] = []
     for spec in specs:
         series = sampling.series.get(spec.name)

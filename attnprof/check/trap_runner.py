@@ -14,7 +14,7 @@ from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.spec import KernelSpec, workload_label
 from attnprof.kernels.trial import inputs_for, judge
 from attnprof.model.devices import DeviceSpec
-from attnprof.model.errors import AttnprofError, ContextLost, EnvironmentProblem
+from attnprof.model.errors import AttnprofError, ContextLost, EnvironmentProblem, KernelFault
 from attnprof.model.occupancy import occupancy
 from attnprof.model.rounding import decode
 from attnprof.model.workload import Workload
@@ -128,7 +128,10 @@ class TrapRunner:
         times: Sequence[float | None] = (None, None)
         time_reason: str | None = self._lost or NO_GPU
         if self.timer is not None and self._lost is None:
-            times, time_reason = self._timed(trap, self.timer)
+            try:
+                times, time_reason = self._timed(trap, self.timer)
+            except KernelFault as fault:  # on a workload so much larger, what was right may still crash
+                status, detail, time_reason = CheckStatus.FAIL, fault.message, fault.message
         return TrapRow(
             kernel=trap.cure.name,
             check=Check.TRAP,
@@ -282,12 +285,13 @@ class TrapRunner:
         self.progress(f"{trap.name}: timing {trap.kernel.name} beside {trap.cure.name}")
         try:
             times = timer((trap.kernel, trap.cure), trap.timed)
-        except ContextLost as error:
-            self._lost = f"context lost: {trap.kernel.name} or {trap.cure.name} crashed"
-            return (None, None), error.message
+        except KernelFault as fault:
+            if isinstance(fault, ContextLost):
+                self._lost = f"context lost: {trap.kernel.name} or {trap.cure.name} crashed"
+            raise
         except AttnprofError as error:
             return (None, None), error.message
-        return times, "too short for the device's clock, or it crashed" if None in times else None
+        return times, "too short for the device's clock" if None in times else None
 
 
 def _label(trap: Trap, workload: Workload) -> str:
