@@ -219,6 +219,32 @@ class FakeExecutor:
         return FakeRun(self, plan, compiled)
 
 
+class ReusingExecutor(FakeExecutor):
+    """A device whose memory is as the last right result left it, and a kernel that writes nothing there.
+
+    Args:
+        writes: whether a plan's kernel does its work.
+        changes: as of `FakeExecutor`.
+    """
+
+    def __init__(self, writes: Callable[[LaunchPlan], bool], **changes: Any) -> None:
+        super().__init__(compute=self._attend_or_not, **changes)
+        self._writes = writes
+        self._left: Arrays = {}
+
+    def _attend_or_not(self, plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
+        if not self._writes(plan):
+            return {}
+        self._left = attend(plan, memory)
+        return self._left
+
+    def prepare(self, plan: LaunchPlan) -> FakeRun:
+        run = super().prepare(plan)
+        for name, values in self._left.items():
+            run.write(name, values)
+        return run
+
+
 def fake_compiled(
     build: Build,
     arch: str,

@@ -25,7 +25,7 @@ from attnprof.model.errors import (
     UnsupportedWorkload,
 )
 from attnprof.model.workload import Pass, Workload
-from tests.fakes import FakeExecutor, FakeTimed, attend, fake_spec, opener
+from tests.fakes import FakeExecutor, FakeTimed, ReusingExecutor, attend, fake_spec, opener
 
 
 def sweep(
@@ -176,6 +176,14 @@ def test_a_wrong_result_is_an_error_and_is_not_timed() -> None:
     assert row.as_row()["verified"] is False
     assert row.as_row()["max_rel_error"] == pytest.approx(0.5, rel=1e-3)
     assert row.time is None
+
+
+def test_what_another_kernel_left_in_memory_is_no_result() -> None:
+    executor = ReusingExecutor(lambda plan: plan.launches[0].build.file.stem == "right")
+    right, idle = sweep(executor, [fake_spec("right"), fake_spec("idle")], [small()])
+    assert right.status is RowStatus.OK
+    assert idle.status is RowStatus.ERROR
+    assert (idle.reason or "").startswith("wrong result, not timed: ")
 
 
 def test_without_verification_the_row_says_so() -> None:

@@ -26,7 +26,7 @@ from attnprof.kernels.trial import inputs_for
 from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import CompileError, ContextLost, KernelFault, LaunchLimitError, OutOfMemory
 from attnprof.model.workload import Pass, Workload
-from tests.fakes import FakeClock, FakeExecutor, FakeRun, attend
+from tests.fakes import FakeClock, FakeExecutor, FakeRun, ReusingExecutor, attend
 
 (FA2,) = SPECS
 WORKLOAD = Workload.of(128, heads=2, head_dim=64)
@@ -207,23 +207,10 @@ def test_each_choice_is_verified_once(tmp_path: Path) -> None:
 
 
 def test_what_another_choice_left_in_memory_is_no_result(tmp_path: Path) -> None:
-    """A choice that writes nothing, where the right result of the one before it lies."""
-    right: dict[str, np.ndarray] = {}
+    class Reusing(ReusingExecutor, Device):
+        pass
 
-    def compute(plan: LaunchPlan, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if tiles(plan) == FASTER:
-            return {}
-        right.update(attend(plan, memory))
-        return right
-
-    class Reusing(Device):
-        def prepare(self, plan: LaunchPlan) -> FakeRun:
-            prepared = super().prepare(plan)
-            for name, values in right.items():
-                prepared.write(name, values)
-            return prepared
-
-    executor = Reusing(clock=FakeClock(), times_s={BUILT_IN: 1e-3, FASTER: 0.8e-3}, compute=compute)
+    executor = Reusing(lambda plan: tiles(plan) != FASTER, clock=FakeClock(), times_s={BUILT_IN: 1e-3, FASTER: 0.8e-3})
     assert verdicts(run(executor, tmp_path))[FASTER] is Verdict.WRONG
 
 

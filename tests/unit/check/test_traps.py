@@ -24,7 +24,7 @@ from attnprof.kernels.spec import KernelSpec
 from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import AttnprofError, CompileError, ContextLost, EnvironmentProblem, KernelFault, OutOfMemory
 from attnprof.model.workload import Workload
-from tests.fakes import Arrays, FakeClock, FakeExecutor, FakeRun, attend, fake_demand, fake_spec
+from tests.fakes import Arrays, FakeClock, FakeExecutor, ReusingExecutor, attend, fake_demand, fake_spec
 from tests.mutants.mutants import SPLIT_STORES, materialise
 
 H200, A100 = find("H200"), find("A100-SXM4-80GB")
@@ -259,23 +259,8 @@ def overflow(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def test_what_the_trap_left_in_memory_is_no_result_of_the_cure() -> None:
-    """A cure that writes nothing, where the right result of the kernel before it lies."""
-    left: Arrays = {}
-
-    def compute(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
-        if plan.launches[0].build.file.stem == "good":
-            return {}
-        left.update(attend(plan, memory))
-        return left
-
-    class Reusing(FakeExecutor):
-        def prepare(self, plan: LaunchPlan) -> FakeRun:
-            run = super().prepare(plan)
-            for name, values in left.items():
-                run.write(name, values)
-            return run
-
-    row = only(runner(executor=Reusing(compute=compute)).run([trap(Quantity.BANK_CONFLICTS)]))
+    executor = ReusingExecutor(lambda plan: plan.launches[0].build.file.stem == "bad")
+    row = only(runner(executor=executor).run([trap(Quantity.BANK_CONFLICTS)]))
     assert row.status == "fail"
     assert row.detail.startswith("good is wrong: ")
 
