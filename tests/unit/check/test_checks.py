@@ -396,6 +396,18 @@ def test_a_kernel_that_differs_now_and_then_is_unstable() -> None:
     assert "1 bytes of o" in row.detail
 
 
+def test_a_run_that_writes_nothing_differs() -> None:
+    runs = 0
+
+    def compute(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal runs
+        runs += 1
+        return {} if runs == 7 else attend_once(plan, memory)
+
+    (row,) = rows_of(FakeExecutor(compute=compute), checks=frozenset({Check.DETERMINISM}), determinism_runs=10)
+    assert (row.status, row.value) == (CheckStatus.FAIL, 1)
+
+
 def test_runs_that_differ_in_the_sign_of_zero_differ() -> None:
     runs = 0
 
