@@ -107,7 +107,7 @@ class Winners:
                 _log.warning("ignoring %s: another version of attnprof wrote it", self.path)
                 return {}
             entries = {str(key): entry for key, entry in document["tiles"].items() if str(entry["tiles"])}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.warning("ignoring the tuned tiles in %s, which cannot be read (%s)", self.path, type(error).__name__)
