@@ -159,7 +159,11 @@ def test_emulated_the_demand_is_what_is_evaluated(base: KernelSpec, variant: Ker
     assert demand.hbm_bytes == found.global_bytes
     assert demand.exponentials <= found.exponentials <= 1.06 * demand.exponentials
     more = 1.5 if variant.name == "softmax-online[per-element]" else 1.0
-    assert demand.exponentials == more * base.demand(matrix(4, 16_384), UNCACHED).exponentials
+    intact = base.demand(matrix(4, 16_384), UNCACHED)
+    assert demand.exponentials == more * intact.exponentials
+    # Three operations more an element where each rescales the sum.
+    fp32_flops, before = (sum(stage.fp32_flops for stage in each.stages) for each in (demand, intact))
+    assert fp32_flops - before == (3 * 4 * 16_384 if more > 1.0 else 0)
 
 
 def test_variants_of_the_fused_kernel_are_for_rows_in_registers() -> None:
