@@ -168,6 +168,18 @@ def test_what_will_be_compiled_is_known_beforehand(backend: str, checks: frozens
     assert set(known) == {(build, arch, "cubin") for build, arch in compiler.compiled} | ran
 
 
+def test_nothing_is_planned_ahead_of_what_a_kernel_cannot_run() -> None:
+    plan = fake_spec().plan
+
+    def strict(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        assert workload.head_dim == 64
+        return plan(workload, device)
+
+    only_64 = fake_spec(plan=strict, unsupported=lambda w: None if w.head_dim == 64 else "head_dim must be 64")
+    options = CheckOptions(checks=frozenset({Check.NUMERICS}), full=False)
+    assert list(compilations([only_64], FakeExecutor(), options))
+
+
 def test_a_kernel_for_another_architecture_is_skipped() -> None:
     executor = FakeExecutor(device=find("RTX 4090"), arch="sm_89")
     specs = [fake_spec("hopper", arches=("sm_90a",))]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -80,6 +84,65 @@ def test_few_compilations_or_one_core_start_nothing(file: Path, compiler: Compil
     with compiler.ahead(wanted, processes=processes):
         build, arch, target = wanted[0]
         assert not compiler.compile(build, arch, target=target).cached
+
+
+def test_the_same_job_many_times_is_one(file: Path, compiler: Compiler) -> None:
+    build, arch, target = jobs(file, 1)[0]
+    with compiler.ahead([(build, arch, target)] * WORTHWHILE, processes=2):
+        assert not compiler.compile(build, arch, target=target).cached
+
+
+def test_no_more_processes_than_memory_is_meant_for(
+    file: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refuse(workers: int, **_: object) -> None:
+        asked.append(workers)
+        raise OSError("no semaphores here")
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", refuse)
+    for processes in (3, 200):
+        with compiler.ahead(jobs(file), processes=processes):
+            pass
+    assert asked == [3, 16]
+
+
+# As a terminal does it: Ctrl-C goes to the workers too.
+INTERRUPTED = """\
+import sys, time
+from pathlib import Path
+from attnprof.compiler import Compiler
+from attnprof.kernels.plan import Build
+
+if __name__ == "__main__":
+    file, cache = map(Path, sys.argv[1:])
+    jobs = [(Build(file, (("VARIANT", str(n)),)), "sm_80", "cubin") for n in range(10, 20)]
+    compiler = Compiler(cache)
+    try:
+        with compiler.ahead(jobs, processes=2):
+            for build, arch, _ in jobs:  # then both workers wait for work
+                compiler.compile(build, arch)
+            print("ready", flush=True)
+            time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_is_for_this_process_and_the_workers_say_nothing(file: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    command = [sys.executable, str(script), str(file), str(tmp_path / "cache")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("interrupted\n", "", 0)
 
 
 def test_what_the_cache_has_is_not_asked_for(file: Path, compiler: Compiler) -> None:
