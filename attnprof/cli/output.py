@@ -47,11 +47,10 @@ class Output:
         from attnprof.report.table import PLAIN
 
         text = render(report, self.file_format, PLAIN)
-        target = self.file.resolve()  # a link stays a link: what it points to is replaced
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8", newline="\n")  # a device or a pipe can't be replaced
+        if self.file.exists() and not self.file.is_file():
+            self.file.write_text(text, encoding="utf-8", newline="\n")  # a device or a pipe can't be replaced
         else:
-            write_atomically(target, text)
+            write_atomically(self.file, text)
 
 
 def output(environment: Environment, *, as_json: bool, as_csv: bool, as_md: bool, file: str | None) -> Output:
