@@ -9,6 +9,7 @@ import pytest
 
 from attnprof.compiler import Compiler, ahead
 from attnprof.compiler.ahead import WORTHWHILE, Job
+from attnprof.kernels import processes
 from attnprof.kernels.plan import Build
 from attnprof.model.errors import CompileError, UsageError
 
@@ -95,7 +96,7 @@ def test_a_machine_without_processes_compiles_all_the_same(
         raise error
 
     if isinstance(error, OSError):
-        monkeypatch.setattr(ahead, "ProcessPoolExecutor", refuse)
+        monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
     else:
         monkeypatch.setattr(ahead.ProcessPoolExecutor, "submit", refuse)
     wanted = jobs(file)
