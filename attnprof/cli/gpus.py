@@ -28,7 +28,7 @@ class Target:
 
 
 def targets(gpu: str | None) -> tuple[Target, ...]:
-    """The GPUs that ``--gpu`` names; without it the local GPU, and without one the A100 of the article.
+    """The GPUs that ``--gpu`` names; without it the local GPU, and without one the default, an A100.
 
     Raises:
         UsageError: a name that is not in the table.
@@ -45,8 +45,8 @@ def targets(gpu: str | None) -> tuple[Target, ...]:
     local = next((gpu.spec for gpu in found.gpus if gpu.spec is not None), None)
     if local is not None:
         return (Target(local, f"local GPU; {found.reason}" if found.reason else "local GPU"),)
-    article = devices.find(devices.DEFAULT_GPU)
-    return (Target(article, f"the article's GPU; none here: {found.reason}; --gpu NAME chooses another"),)
+    default = devices.find(devices.DEFAULT_GPU)
+    return (Target(default, f"the default; no GPU here: {found.reason}; --gpu NAME chooses another"),)
 
 
 def ceiling_source(text: str) -> Source:

@@ -33,7 +33,7 @@ def bindings() -> ModuleType:
             from cuda.bindings import nvrtc
     except ImportError as error:
         raise EnvironmentProblem(
-            f"the CUDA bindings are missing ({error})", "pip install 'attnprof[nvrtc]'  (with CuPy: attnprof[cuda13])"
+            f"the CUDA bindings are missing ({error})", "pip install 'attnprof[nvrtc]' (with CuPy: attnprof[cuda13])"
         ) from error
     try:
         # The library is loaded by the first call; a missing one is a RuntimeError (cuda-pathfinder's
@@ -43,7 +43,7 @@ def bindings() -> ModuleType:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EnvironmentProblem(
             f"the NVRTC library is missing or does not load ({reason})",
-            "pip install 'attnprof[nvrtc]'  (with CuPy: attnprof[cuda13] or attnprof[cuda12])",
+            "pip install 'attnprof[nvrtc]' (with CuPy: attnprof[cuda13] or attnprof[cuda12])",
         ) from error
     module: ModuleType = nvrtc
     return module

@@ -24,7 +24,7 @@ def read_all(nbytes: int, sm_count: int) -> Launch:
 class L2Flush:
     """Reads a buffer of twice the L2 cache, so that nothing else is left there and what is left is clean.
 
-    A write would do as well to evict, but its own lines must go back to HBM later: on an H200 up to 50 MB, at the
+    A write would do as well to evict, but its own lines must go back to HBM later: on an H200 up to 60 MiB, at the
     expense of the launch that is timed next.
 
     Args:

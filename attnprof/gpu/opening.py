@@ -16,7 +16,7 @@ from attnprof.gpu.nvml import Sensors, open_nvml
 from attnprof.model.devices import DeviceSpec, from_facts
 from attnprof.model.errors import EnvironmentProblem
 
-PREDICT_HINT = "without a GPU: attnprof roofline --gpu NAME predicts for any GPU in the table"
+PREDICT_HINT = "without a GPU: attnprof roofline --gpu NAME predicts, attnprof check --backend emulator verifies"
 
 _log = logging.getLogger(__name__)
 

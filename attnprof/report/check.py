@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attnprof.report import units
 from attnprof.report.document import Column, Row
@@ -28,13 +28,20 @@ COLUMNS: tuple[Column, ...] = (
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """Why checks failed or were skipped: each reason once, with the checks it is about."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
         if row["status"] != "pass":
-            arch = f" {row['arch']}" if row["arch"] else ""
-            found.setdefault((row["status"], row["detail"]), []).append(f"{row['kernel']} {row['check']}{arch}")
+            about = found.setdefault((row["status"], row["detail"]), {})
+            arches = about.setdefault(f"{row['kernel']} {row['check']}", [])
+            if row["arch"]:
+                arches.append(row["arch"])
     ordered = sorted(found.items(), key=lambda item: item[0][0] != "fail")
-    return tuple(f"{status}: {', '.join(names)}: {detail}" for (status, detail), names in ordered)
+    return tuple(f"{status}: {_names(about)}: {detail}" for (status, detail), about in ordered)
+
+
+def _names(about: Mapping[str, Sequence[str]]) -> str:
+    """``fa2 compile sm_80/sm_90a, fa2 numerics``."""
+    return ", ".join(f"{name} {'/'.join(dict.fromkeys(arches))}".rstrip() for name, arches in about.items())
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:

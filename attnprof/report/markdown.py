@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from attnprof.report.document import Column, Report, Row, cells
+
+# An address in angle brackets, which is a link in Markdown as it stands.
+_ADDRESS = re.compile(r"(<https://[^\s<>|]+>)")
 
 
 def render_markdown(report: Report) -> str:
@@ -43,7 +47,10 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Names stay as they are: no character of theirs starts a link, a code span, an emphasis or a new cell."""
-    for character in "\\`*_[]<|":
-        text = text.replace(character, "\\" + character)
-    return text.replace("\n", " ")
+    """Names stay as they are: no character of theirs starts a link, a code span, an emphasis or a new cell.
+
+    The exception is ``<https://…>``, which stays a link.
+    """
+    parts = _ADDRESS.split(text.replace("\n", " "))
+    parts[::2] = [re.sub(r"([\\`*_\[\]<|])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)

@@ -141,7 +141,7 @@ def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
             ("The tensors", "with a warm cache")
             if row["l2_resident"] == "footprint"
             # Written and read back within the run, so that a flush beforehand changes nothing.
-            else ("S and P", "even from a cold cache")
+            else ("The intermediates", "even from a cold cache")
         )
         l2 = units.short_binary_bytes(device.l2_bytes)
         texts.append(f"{what} fit the L2 cache of {l2}, so a run {run} can beat the roof")

@@ -190,7 +190,7 @@ def test_clock_ceilings(cli: Cli) -> None:
 def test_without_a_gpu_the_heading_says_whose_figures_these_are(cli: Cli) -> None:
     first = cli("roofline", "--seq", "1k").out.splitlines()[0]
     assert first == (
-        "GPU       A100-SXM4-80GB (the article's GPU; none here: there is no NVIDIA driver (a test says so); "
+        "GPU       A100-SXM4-80GB (the default; no GPU here: there is no NVIDIA driver (a test says so); "
         "--gpu NAME chooses another)"
     )
 

@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
 # Pages whose outputs the tests of the command line compare.
 COMPARED_ELSEWHERE = {"choose-a-tile.md", "online-softmax-by-hand.md"}
-# What needs a compiler, a GPU or a while is not run here.
+# What needs a compiler is compared apart from its figures; what needs a GPU is not run here.
 INSTANT = ("roofline", "softmax", "device", "kernels", "tile")
 GAP = "…"
 
@@ -62,6 +62,23 @@ def outputs(page: Path) -> Iterator[tuple[str, str]]:
         words = shlex.split(command)[2:]
         if "--help" in words or (words[0] in INSTANT and not (words[0] == "tile" and "--kernel" in words)):
             yield " ".join(map(shlex.quote, words)), shown
+
+
+def emulated(page: Path) -> Iterator[tuple[str, str]]:
+    """Every command of a page's console blocks that runs a kernel of the catalogue on the emulator, with its output."""
+    for language, text in fences(page):
+        command, _, shown = text.partition("\n")
+        words = command.split()
+        if language != "console" or "--help" in words or ".py" in command or "error:" in shown:
+            continue
+        if words[2] == "trace" or "emulator" in words:
+            yield " ".join(words[2:]), shown
+
+
+def without_figures(text: str) -> str:
+    """Which lines are the hottest, and all figures, are the compiler's and NumPy's own; words and columns are not."""
+    kept = (line for line in text.splitlines() if not re.match(r"\w+\.cu:\d|Line +Warp|─", line))
+    return "\n".join(re.sub(r"[\d.,]*\d", "N", " ".join(line.split())) for line in kept)
 
 
 def anchors(page: Path) -> set[str]:
@@ -137,6 +154,22 @@ def test_the_page_shows_what_the_command_prints(cli: Cli, page: Path, command: s
         assert re.findall(option, shown) == re.findall(option, printed)
         return
     parts = re.split(rf"^{GAP}\n", shown, flags=re.M)
+    assert re.fullmatch(".*".join(map(re.escape, parts)), printed, re.S), printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(command, shown, id=f"{page_id(page)}: {command}")
+        for page in PAGES
+        for command, shown in emulated(page)
+    ],
+)
+def test_the_page_shows_what_the_emulator_prints(cli: Cli, command: str, shown: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    printed = without_figures(cli(*shlex.split(command)).out)
+    parts = (without_figures(part).strip("\n") for part in re.split(rf"^{GAP}\n", shown, flags=re.M))
     assert re.fullmatch(".*".join(map(re.escape, parts)), printed, re.S), printed
 
 

@@ -35,7 +35,7 @@ ACCUMULATORS_MAX = 16
 def unsupported(workload: Workload) -> str | None:
     """Why ``fa2-bwd`` cannot run this workload, or None."""
     if workload.direction is not Pass.BWD:
-        return "fa2-bwd computes the backward pass only"
+        return "fa2-bwd computes the backward pass only (--pass bwd)"
     if workload.dtype not in DTYPES:
         return f"fa2-bwd takes {' or '.join(DTYPES)}, not {workload.dtype}"
     if workload.head_dim % HEAD_DIM_STEP or workload.head_dim > max(DEFAULTS):

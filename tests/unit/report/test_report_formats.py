@@ -97,6 +97,11 @@ def test_markdown_escapes_what_would_break_a_cell() -> None:
     assert rule == "| ---: | --- | ---: |"
 
 
+def test_markdown_keeps_addresses_as_links() -> None:
+    sections = (Section((), [], ("a_b: <https://a.org/x_y> and <b>",)),)
+    assert render_markdown(Report("x", COLUMNS, sections)) == "- a\\_b: <https://a.org/x_y> and \\<b>\n"
+
+
 @pytest.mark.parametrize("width", [12, 20, 30, 40, 60, 80, None])
 def test_no_width_cuts_a_number_or_a_header(width: int | None) -> None:
     text = render_table(report(), TextStyle(width))

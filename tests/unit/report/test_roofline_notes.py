@@ -24,5 +24,5 @@ def test_tensors_that_fit_need_a_warm_cache_to_beat_the_roof() -> None:
 def test_intermediates_that_fit_beat_it_from_a_cold_one() -> None:
     # S and P of 20 heads are 40 MiB: written and read back within one run.
     assert l2_note(20, "A100").startswith(
-        "S and P fit the L2 cache of 40 MiB, so a run even from a cold cache can beat"
+        "The intermediates fit the L2 cache of 40 MiB, so a run even from a cold cache can beat"
     )
