@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from itertools import groupby
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from attnprof.check import softmax_workloads
+from attnprof.check.pipeline import Outcome, outcomes, outputs_of, run_once
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
+from attnprof.check.workers import Workers
 from attnprof.check.workloads import NumericsCase
-from attnprof.kernels.executor import Executor, Run
+from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution
-from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec, workload_label
-from attnprof.kernels.trial import inputs_for, judge
+from attnprof.kernels.trial import inputs_for
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 from attnprof.model.workload import Workload
@@ -29,43 +33,43 @@ def check_numerics(
     executor: Executor,
     *,
     seed: int = 0,
+    workers: Workers | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[CheckRow]:
-    """One row an element type: the case that comes closest to its limit, or how many failed and which came first."""
-    cases = [replace(case, workload=replace(case.workload, direction=spec.direction)) for case in cases]
-    for dtype, group in groupby(sorted(cases, key=lambda case: case.workload.dtype), lambda case: case.workload.dtype):
-        yield _numerics_row(spec, dtype, tuple(group), executor, seed, progress)
+    """One row an element type: the case that comes closest to its limit, or how many failed and which came first.
+
+    ``workers`` make inputs and judge outputs while the device runs; without them the device waits.
+
+    A row whose ``context_lost`` is set is the last.
+    """
+    turned = (replace(case, workload=replace(case.workload, direction=spec.direction)) for case in cases)
+    cases = sorted(turned, key=lambda case: case.workload.dtype)
+    # The others are wrong by design: check_overflow shows it.
+    runnable = [case for case in cases if spec.largest_logit is None or case.distribution not in BEYOND_ANY_LIMIT]
+    count = Counter(case.workload.dtype for case in runnable)
+    # One pipeline for all rows: the next row's cases run while this one's are judged.
+    with closing(
+        outcomes(spec, runnable, executor, seed=seed, workers=workers or Workers(0), progress=progress)
+    ) as results:
+        for dtype in dict.fromkeys(case.workload.dtype for case in cases):
+            row = _numerics_row(spec, dtype, islice(results, count[dtype]), executor.arch)
+            yield row
+            if row.context_lost:
+                return
 
 
 def _numerics_row(
-    spec: KernelSpec,
-    dtype: Dtype,
-    cases: tuple[NumericsCase, ...],
-    executor: Executor,
-    seed: int,
-    progress: Callable[[str], None],
+    spec: KernelSpec, dtype: Dtype, results: Iterable[tuple[NumericsCase, Outcome]], arch: str
 ) -> CheckRow:
     done: list[Case] = []
     refused: list[str] = []
     lost = False
-    for case in cases:
-        reason = spec.laid_out(case.layout).unsupported(case.workload)
-        if reason is not None:
-            refused.append(reason)
+    for case, outcome in results:
+        if isinstance(outcome, UnsupportedWorkload):
+            refused.append(outcome.message)
             continue
-        if spec.largest_logit is not None and case.distribution in BEYOND_ANY_LIMIT:
-            continue  # wrong by design: check_overflow shows it
-        progress(f"{spec.name}: {case.label}")
-        try:
-            done.append(_run_case(spec, case, executor, seed))
-        except UnsupportedWorkload as error:
-            refused.append(error.message)
-        except ContextLost as error:
-            done.append(_failed(case, error))
-            lost = True
-            break
-        except AttnprofError as error:
-            done.append(_failed(case, error))
+        done.append(_case_of(case, outcome))
+        lost = lost or isinstance(outcome, ContextLost)
 
     def row(status: CheckStatus, worst: Case | None, detail: str) -> CheckRow:
         return CheckRow(
@@ -75,7 +79,7 @@ def _numerics_row(
             value=worst.value if worst else None,
             limit=worst.limit if worst else None,
             unit=f"relative L2, {dtype}" if worst else None,
-            arch=executor.arch,
+            arch=arch,
             detail=detail,
             cases=tuple(done),
             context_lost=lost,
@@ -111,7 +115,9 @@ def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, 
         return CheckRow(spec.name, Check.OVERFLOW, status, value, limit, unit, executor.arch, detail, context_lost=lost)
 
     try:
-        _, outputs = _run(spec, case, executor, seed)
+        plan = spec.plan(case.workload, executor.device)
+        inputs = inputs_for(spec, case.workload, executor=executor, distribution=case.distribution, seed=seed)
+        outputs = run_once(plan, inputs, executor)
     except ContextLost as error:
         return row(CheckStatus.FAIL, None, error.message, lost=True)
     except AttnprofError as error:
@@ -124,8 +130,11 @@ def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, 
     return row(CheckStatus.PASS, wild, f"logits beyond {spec.largest_logit:g} overflow, as documented: {of}")
 
 
-def _failed(case: NumericsCase, error: AttnprofError) -> Case:
-    return Case(case.label, CheckStatus.FAIL, None, None, error.message)
+def _case_of(case: NumericsCase, outcome: Outcome) -> Case:
+    if isinstance(outcome, AttnprofError):
+        return Case(case.label, CheckStatus.FAIL, None, None, outcome.message)
+    status = CheckStatus.PASS if outcome.passed else CheckStatus.FAIL
+    return Case(case.label, status, outcome.rel_error, outcome.limit, outcome.detail)
 
 
 def _closeness(case: Case) -> float:
@@ -135,32 +144,6 @@ def _closeness(case: Case) -> float:
     if case.value == 0.0:
         return 0.0
     return case.value / case.limit if case.limit > 0.0 else float("inf")
-
-
-def _run_case(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Case:
-    spec = spec.laid_out(case.layout)
-    inputs, outputs = _run(spec, case, executor, seed)
-    verdict = judge(spec, case.workload, inputs, outputs)
-    status = CheckStatus.PASS if verdict.passed else CheckStatus.FAIL
-    return Case(case.label, status, verdict.rel_error, verdict.limit, verdict.detail)
-
-
-def _run(
-    spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int
-) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
-    """Inputs and outputs of one run, outputs poisoned before it."""
-    plan = spec.plan(case.workload, executor.device)
-    inputs = inputs_for(spec, case.workload, executor=executor, distribution=case.distribution, seed=seed)
-    with executor.prepare(plan) as run:
-        for name, values in inputs.items():
-            run.write(name, values)
-        run.poison()
-        run.launch()
-        return inputs, _outputs(run, plan)
-
-
-def _outputs(run: Run, plan: LaunchPlan) -> dict[str, NDArray[Any]]:
-    return {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
 
 
 # Long enough for many blocks to run at once and overtake one another, ragged, and with every head dim's masks.
@@ -218,24 +201,50 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
 
 
 def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, runs: int, seed: int) -> tuple[int, str]:
-    import numpy as np
-
+    """How many runs differ from the first, and where the first of those does. Compared while the next one runs."""
     plan = spec.plan(workload, executor.device)
-    with executor.prepare(plan) as run:
+    found: list[str] = []
+    comparing: deque[Future[str | None]] = deque()
+
+    def take() -> None:
+        where = comparing.popleft().result()
+        found.extend([where] if where else [])
+
+    with ThreadPoolExecutor(_COMPARISONS) as pool, executor.prepare(plan) as run:
         for name, values in inputs_for(spec, workload, executor=executor, seed=seed).items():
             run.write(name, values)
-        first: dict[str, NDArray[Any]] = {}
-        differing, where = 0, ""
+        first: Mapping[str, NDArray[Any]] | None = None
         for _ in range(runs):
+            if len(comparing) == _COMPARISONS:
+                take()
             run.poison()
             run.launch()
-            outputs = {name: values.view(np.uint8) for name, values in _outputs(run, plan).items()}
-            if not first:
+            outputs = outputs_of(run, plan)
+            if first is None:
                 first = outputs
-                continue
-            unequal = [name for name, values in outputs.items() if not np.array_equal(values, first[name])]
-            if unequal and not differing:
-                count = int(np.count_nonzero(outputs[unequal[0]] != first[unequal[0]]))
-                where = f"{count} bytes of {unequal[0]} in the first that does"
-            differing += bool(unequal)
-        return differing, where
+            else:
+                comparing.append(pool.submit(_difference, first, outputs))
+    while comparing:
+        take()
+    return len(found), found[0] if found else ""
+
+
+# Outputs that may wait to be compared: up to 130 MB each.
+_COMPARISONS = 2
+
+
+def _difference(first: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> str | None:
+    """Where two sets of outputs differ in a bit, or None."""
+    import numpy as np
+
+    for name, values in outputs.items():
+        if not np.array_equal(_words(values), _words(first[name])):
+            count = int(np.count_nonzero(values.view(np.uint8) != first[name].view(np.uint8)))
+            return f"{count} bytes of {name} in the first that does"
+    return None
+
+
+def _words(values: NDArray[Any]) -> NDArray[Any]:
+    """The bits of a contiguous array in words as wide as its size allows, to be compared many at a time."""
+    width = next(width for width in (8, 4, 2, 1) if values.nbytes % width == 0)
+    return values.reshape(-1).view(f"u{width}")

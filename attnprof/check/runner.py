@@ -13,6 +13,7 @@ from attnprof.check.numerics import check_determinism, check_numerics, check_ove
 from attnprof.check.resources import Compiler
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.softmax_workloads import overflow_case
+from attnprof.check.workers import Workers
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
@@ -30,6 +31,7 @@ class CheckOptions:
         full: the full set of workloads or the small one; None: full on a GPU, small on the emulator.
         determinism_runs: runs that must agree bit for bit.
         seed: of the random inputs.
+        workers: that make inputs and judge outputs while a GPU runs. The emulator leaves no core idle: it has none.
         no_executor: the reason to give where there is nothing to run on.
         progress: called with one line at each step.
     """
@@ -38,6 +40,7 @@ class CheckOptions:
     full: bool | None = None
     determinism_runs: int = 50
     seed: int = 0
+    workers: int = 0
     no_executor: str = NO_EXECUTOR
     progress: Callable[[str], None] = lambda _: None
 
@@ -56,6 +59,18 @@ def run_checks(
         compiler: compiles for any architecture, no device needed.
         options: what to check.
     """
+    beside_a_gpu = executor is not None and executor.backend == "gpu"
+    with Workers(options.workers if beside_a_gpu else 0) as workers:
+        yield from _rows(specs, executor, compiler, options, workers)
+
+
+def _rows(
+    specs: Sequence[KernelSpec],
+    executor: Executor | None,
+    compiler: Compiler,
+    options: CheckOptions,
+    workers: Workers,
+) -> Iterator[CheckRow]:
     lost: str | None = None
     for spec in specs:
         if options.checks & resources.CHECKS:  # else there is nothing to compile ahead
@@ -71,7 +86,7 @@ def run_checks(
                 reason = blocked or options.no_executor
                 yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, arch, reason)
                 continue
-            for row in _run(check, spec, executor, options):
+            for row in _run(check, spec, executor, options, workers):
                 if row.context_lost:
                     lost = blocked = f"context lost: {spec.name} crashed in {check}"
                 yield row
@@ -99,7 +114,9 @@ def compilations(
                     yield from ((launch.build, executor.arch, target) for launch in launches)
 
 
-def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptions) -> Iterator[CheckRow]:
+def _run(
+    check: Check, spec: KernelSpec, executor: Executor, options: CheckOptions, workers: Workers
+) -> Iterator[CheckRow]:
     if check is Check.DETERMINISM:
         options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
         yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
@@ -108,10 +125,7 @@ def _run(check: Check, spec: KernelSpec, executor: Executor, options: CheckOptio
         yield check_overflow(spec, overflow_case(), executor, seed=options.seed)
         return
     cases = cases_for(spec, full=_full(executor, options))
-    for row in check_numerics(spec, cases, executor, seed=options.seed, progress=options.progress):
-        yield row
-        if row.context_lost:
-            return
+    yield from check_numerics(spec, cases, executor, seed=options.seed, workers=workers, progress=options.progress)
 
 
 def _full(executor: Executor, options: CheckOptions) -> bool:

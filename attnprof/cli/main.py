@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NoReturn
@@ -26,7 +28,16 @@ def main(arguments: Sequence[str] | None = None, environment: Environment | None
         arguments: what follows the program's name; those of the process where None.
         environment: the streams; those of the process where None.
     """
+    # Before NumPy is imported. The matrices here are small: BLAS threads that wait for one another, on cores that
+    # compile at the same time, make a check many times slower.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # As Ctrl-C: what is finished is printed and saved. It is what `timeout` and CI runners send.
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(int(run(sys.argv[1:] if arguments is None else list(arguments), environment or Environment.of_process())))
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def run(arguments: Sequence[str], environment: Environment) -> int:

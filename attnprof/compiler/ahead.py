@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
 from attnprof.kernels.plan import Build
+from attnprof.kernels.processes import process_pool
 
 Target = Literal["cubin", "ptx"]
 Job = tuple[Build, str, Target]
@@ -32,12 +31,8 @@ def started(jobs: Iterable[Job], cache_dir: Path, processes: int) -> Iterator[di
     In processes, because threads do not help: NVRTC 13.0 compiles one program at a time in each process (16 variants of
     fa2 on two cores: 5.6 s on one thread, 5.3 s on two, 3 s in two processes that are up).
     """
-    # Spawned, not forked: a fork would copy the threads' locks and a GPU's context, which do not survive it.
-    context = get_context("spawn")
-    try:
-        pool = ProcessPoolExecutor(min(processes, _MOST), mp_context=context, initializer=_leave_it_to_the_parent)
-    except OSError as error:  # no semaphores, as in some containers
-        _log.info("compiling in this process: %s", error)
+    pool = process_pool(min(processes, _MOST))
+    if pool is None:
         yield {}
         return
     try:
@@ -54,12 +49,6 @@ def _submitted(pool: ProcessPoolExecutor, jobs: Iterable[Job], cache_dir: Path) 
     except (OSError, BrokenProcessPool) as error:
         _log.info("compiling in this process: %s", error)
     return futures
-
-
-def _leave_it_to_the_parent() -> None:
-    """Interrupts, and warnings: what concerns the user (a full disk), compiling in the parent says, and says once."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.disable()
 
 
 def _compile(cache_dir: Path, job: Job) -> None:

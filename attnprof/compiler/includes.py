@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from attnprof.model.errors import UsageError
@@ -45,9 +45,12 @@ def include_closure(file: Path, search: tuple[Path, ...]) -> tuple[tuple[str, by
     return tuple(closure.items())
 
 
-def _mentions(content: bytes) -> Iterator[tuple[str, bool]]:
-    for match in _INCLUDE.finditer(content):
-        yield (match[1] or match[2]).decode(errors="surrogateescape"), match[1] is not None
+@lru_cache(maxsize=64)  # each compilation asks for the same few files
+def _mentions(content: bytes) -> tuple[tuple[str, bool], ...]:
+    return tuple(
+        ((match[1] or match[2]).decode(errors="surrogateescape"), match[1] is not None)
+        for match in _INCLUDE.finditer(content)
+    )
 
 
 def _first_readable(folders: tuple[Path, ...], name: str) -> tuple[Path, bytes] | None:

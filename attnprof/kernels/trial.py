@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution, make_inputs, make_matrix
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import KernelSpec, Layout, Operation, RoundingPoint
 from attnprof.kernels.verify import WORK_LIMIT_FLOPS, Verification, verify
 from attnprof.kernels.verify_softmax import verify_softmax
 from attnprof.model.errors import UnsupportedWorkload
@@ -26,8 +26,41 @@ FORWARD = "fa2"
 HOST_FORWARD_FLOPS = 4_000_000_000
 
 
+class Tried(Protocol):
+    """What of a `KernelSpec` decides its inputs and what they should become."""
+
+    @property
+    def operation(self) -> Operation:
+        """What it computes."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """How its tensors lie."""
+        ...
+
+    @property
+    def rounds(self) -> tuple[RoundingPoint, ...]:
+        """Where it rounds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """These fields of a kernel alone: what another process can be sent."""
+
+    operation: Operation
+    layout: Layout
+    rounds: tuple[RoundingPoint, ...]
+
+    @classmethod
+    def of(cls, spec: KernelSpec) -> Outline:
+        """Those of a kernel."""
+        return cls(spec.operation, spec.layout, spec.rounds)
+
+
 def inputs_for(
-    spec: KernelSpec,
+    spec: Tried,
     workload: Workload,
     *,
     executor: Executor | None = None,
@@ -49,12 +82,18 @@ def inputs_for(
     if spec.operation == "softmax" or workload.direction is Pass.FWD:
         return _transposed(inputs) if spec.layout == "bshd" else inputs
     forward = replace(workload, direction=Pass.FWD)
-    on_host = forward.flops <= HOST_FORWARD_FLOPS
-    return {**inputs, **(_on_host(forward, inputs) if on_host else _on_device(forward, inputs, executor))}
+    on_device = needs_device(spec, workload)
+    return {**inputs, **(_on_device(forward, inputs, executor) if on_device else _on_host(forward, inputs))}
+
+
+def needs_device(spec: Tried, workload: Workload) -> bool:
+    """Whether `inputs_for` needs an executor."""
+    backward = spec.operation == "attention" and workload.direction is Pass.BWD
+    return backward and replace(workload, direction=Pass.FWD).flops > HOST_FORWARD_FLOPS
 
 
 def judge(
-    spec: KernelSpec,
+    spec: Tried,
     workload: Workload,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],

@@ -127,13 +127,24 @@ def test_help_fits_an_ascii_terminal() -> None:
         assert b"--json" in result.stdout
 
 
-def test_an_interrupt_is_quiet() -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_is_quiet(name: str) -> None:
+    """Ctrl-C, and what ``timeout`` sends."""
     code = "import os, signal\nfrom attnprof.cli import values\n"
-    code += "values.counts = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\n"
+    code += f"values.counts = lambda *a, **k: os.kill(os.getpid(), signal.{name})\n"
     code += "from attnprof.cli.main import main\nmain(['roofline'])\n"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=False)
     assert result.returncode == 130
     assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+def test_blas_has_one_thread_unless_told_otherwise(given: dict[str, str], found: str) -> None:
+    code = "import os\nfrom attnprof.cli.main import main\n"
+    code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print(os.environ['OPENBLAS_NUM_THREADS'])\n"
+    variables = {key: value for key, value in environment().items() if key != "OPENBLAS_NUM_THREADS"} | given
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, check=True)
+    assert result.stdout.decode().splitlines()[-1] == found
 
 
 def test_it_works_without_a_home_it_can_write_to(tmp_path: Path) -> None:

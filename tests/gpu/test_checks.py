@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 
 from attnprof.check.cases import cases_for
 from attnprof.check.numerics import check_determinism, check_numerics
-from attnprof.check.rows import CheckStatus
+from attnprof.check.rows import Check, CheckStatus
+from attnprof.check.runner import CheckOptions, compilations
+from attnprof.check.workers import Workers
 from attnprof.check.workloads import NumericsCase
 from attnprof.gpu.executor import GpuExecutor
 from attnprof.kernels.catalogue import builtin
-from attnprof.kernels.inputs import Distribution
+from attnprof.kernels.inputs import Distribution, available_cores
 from attnprof.kernels.ladder import fa2, fa2_bwd, fa2_decode
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.trial import inputs_for
@@ -28,15 +31,28 @@ SPECS = (*builtin(), FA2_LSE)
 ATTENTION = tuple(spec for spec in SPECS if spec.operation == "attention")
 
 
-def passes(spec: KernelSpec, cases: tuple[NumericsCase, ...], executor: GpuExecutor) -> None:
-    rows = list(check_numerics(spec, cases, executor))
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Half of the cores: pytest-xdist may run several of these modules at once."""
+    with Workers(available_cores() // 2) as pool:
+        yield pool
+
+
+def passes(
+    spec: KernelSpec, cases: tuple[NumericsCase, ...], executor: GpuExecutor, workers: Workers | None = None
+) -> None:
+    rows = list(check_numerics(spec, cases, executor, workers=workers))
     assert rows
     assert {row.status for row in rows} == {CheckStatus.PASS}, [row.detail for row in rows]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_the_kernel_is_right_on_every_awkward_workload(spec: KernelSpec, executor: GpuExecutor) -> None:
-    passes(spec, cases_for(spec, full=True), executor)
+def test_the_kernel_is_right_on_every_awkward_workload(
+    spec: KernelSpec, executor: GpuExecutor, workers: Workers
+) -> None:
+    jobs = compilations([spec], executor, CheckOptions(checks=frozenset({Check.NUMERICS})))
+    with executor.ahead(build for build, _, _ in jobs):
+        passes(spec, cases_for(spec, full=True), executor, workers)
 
 
 @pytest.mark.parametrize("spec", ATTENTION, ids=lambda spec: spec.name)

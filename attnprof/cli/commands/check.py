@@ -50,6 +50,7 @@ def check(
     from attnprof.check.runner import CheckOptions, compilations, run_checks
     from attnprof.cli import traps as trap_check
     from attnprof.compiler import Compiler
+    from attnprof.kernels.inputs import available_cores
     from attnprof.report import check as view
 
     env = context.obj
@@ -79,7 +80,13 @@ def check(
     with backends.warnings_on(env), Progress(env) as progress:
         compiler = Compiler()
         where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
-        settings = CheckOptions(checks=checks, seed=seed_value, no_executor=where.reason or "", progress=progress.step)
+        settings = CheckOptions(
+            checks=checks,
+            seed=seed_value,
+            workers=available_cores(),
+            no_executor=where.reason or "",
+            progress=progress.step,
+        )
         heading = gpus.labelled("Runs on", where.line)
 
         def report() -> Report:

@@ -13,6 +13,7 @@ import pytest
 
 from attnprof.compiler import Compiler, ahead
 from attnprof.compiler.ahead import WORTHWHILE, Job
+from attnprof.kernels import processes
 from attnprof.kernels.plan import Build
 from attnprof.model.errors import CompileError, UsageError
 
@@ -78,10 +79,10 @@ def test_leaving_early_drops_what_has_not_begun(file: Path, compiler: Compiler) 
     assert not compiler.compile(build, arch, target=target).cached
 
 
-@pytest.mark.parametrize(("count", "processes"), [(WORTHWHILE - 1, 2), (WORTHWHILE, 1)])
-def test_few_compilations_or_one_core_start_nothing(file: Path, compiler: Compiler, count: int, processes: int) -> None:
+@pytest.mark.parametrize(("count", "cores"), [(WORTHWHILE - 1, 2), (WORTHWHILE, 1)])
+def test_few_compilations_or_one_core_start_nothing(file: Path, compiler: Compiler, count: int, cores: int) -> None:
     wanted = jobs(file, count)
-    with compiler.ahead(wanted, processes=processes):
+    with compiler.ahead(wanted, processes=cores):
         build, arch, target = wanted[0]
         assert not compiler.compile(build, arch, target=target).cached
 
@@ -101,9 +102,9 @@ def test_no_more_processes_than_memory_is_meant_for(
         asked.append(workers)
         raise OSError("no semaphores here")
 
-    monkeypatch.setattr(ahead, "ProcessPoolExecutor", refuse)
-    for processes in (3, 200):
-        with compiler.ahead(jobs(file), processes=processes):
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
+    for count in (3, 200):
+        with compiler.ahead(jobs(file), processes=count):
             pass
     assert asked == [3, 16]
 
@@ -170,7 +171,7 @@ def test_a_machine_without_processes_compiles_all_the_same(
         raise error
 
     if isinstance(error, OSError):
-        monkeypatch.setattr(ahead, "ProcessPoolExecutor", refuse)
+        monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
     else:
         monkeypatch.setattr(ahead.ProcessPoolExecutor, "submit", refuse)
     wanted = jobs(file)
