@@ -137,8 +137,14 @@ def test_a_compile_error_fails_and_a_missing_compiler_skips(check: Callable[...,
     assert "fa2.cu(3): expected a ';'" in failed.out
     compiler.error = EnvironmentProblem("cuda_fp16.h is missing", "pip install nvidia-cuda-runtime")
     skipped = check(None, compiler=compiler)
-    assert skipped.code == 0
     assert "cuda_fp16.h is missing (pip install nvidia-cuda-runtime)" in skipped.out
+    # With no executor either, nothing is left that was checked: no pass for a gate.
+    assert skipped.code == 2
+    assert skipped.err.splitlines()[-2] == "error: nothing was checked: every row is skipped"
+    assert "pip install 'attnprof[nvrtc]'" in skipped.err
+    emulated = check(FakeExecutor(backend="emulator"), compiler=compiler)
+    assert emulated.code == 0
+    assert "2 passed, 0 failed" in emulated.out
 
 
 def test_an_interrupt_keeps_the_finished_rows(check: Callable[..., Result], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import UsageError
+from attnprof.model.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from attnprof.report.document import Report
@@ -103,6 +103,11 @@ def check(
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
+    if where.executor is None and all(row["status"] == "skipped" for row in rows):
+        # A gate must not take this for a pass.
+        raise EnvironmentProblem(
+            "nothing was checked: every row is skipped", "check needs NVRTC at least: pip install 'attnprof[nvrtc]'"
+        )
     return ExitCode.FAILED if any(row["status"] == "fail" for row in rows) else ExitCode.OK
 
 
