@@ -92,6 +92,8 @@ _SMALL = (
 # Head dims that fill no tile, or tiles of their own, with each width's narrowest and widest.
 _OTHER_HEAD_DIMS = (8, 32, 40, 72, 80, 96, 104, 120, 136, 160, 192, 200, 248, 256)
 _FOR_OTHERS = (_Shape(200, 200, heads=4, kv_heads=2), _Shape(65, 129, batch=2), _Shape(257, 129))
+# More heads over all batches than one dimension of a grid holds, beside x.
+_MANY_HEADS = _Shape(2, 3, batch=65_541, heads=1, kv_heads=1)
 # A scale that is not 1/sqrt(d): scores of standard deviation 5 to 9.
 _OWN_SCALE = 0.75
 
@@ -108,6 +110,7 @@ def full_set() -> Iterator[NumericsCase]:
         yield _case(shape, dtype, head_dim, causal)
     for dtype, causal in product((Dtype.FP16, Dtype.BF16), (False, True)):
         yield _case(_FOR_OTHERS[1], dtype, 64, causal, _OWN_SCALE)
+    yield _case(_MANY_HEADS, Dtype.FP16, 64, True)
 
 
 def small_set() -> Iterator[NumericsCase]:

@@ -12,6 +12,7 @@ from attnprof.check import resources
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.runner import CheckOptions, compilations, run_checks
 from attnprof.check.workloads import full_set, small_set
+from attnprof.kernels.attention import GRID_YZ_MAX
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.plan import Build, LaunchPlan
@@ -490,3 +491,7 @@ def test_fused_without_a_mutation_is_attention() -> None:
     o = decode(fused(plan, memory)["o"], workload.dtype)
     exact, _ = attention(*(decode(memory[name], workload.dtype) for name in "qkv"), causal=True)
     assert np.abs(o - exact).max() < 2e-2
+
+
+def test_the_full_set_has_more_heads_than_a_grid_dimension_holds() -> None:
+    assert any(case.workload.batch * case.workload.heads > GRID_YZ_MAX for case in full_set())
