@@ -19,7 +19,7 @@ from attnprof.bench.warnings import row_warnings
 from attnprof.kernels.executor import Timed, TimedExecutor, TimedRun
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec, tile_fields
-from attnprof.kernels.trial import inputs_for, judge
+from attnprof.kernels.trial import inputs_for, judge, launch_poisoned
 from attnprof.kernels.verify import Verification
 from attnprof.model.ceilings import Source
 from attnprof.model.errors import AttnprofError, ContextLost, LaunchLimitError, OutOfMemory, UnsupportedWorkload
@@ -186,9 +186,7 @@ class _Attempt:
             run.write(name, values)
         if self._options.verify:
             report("verifying")
-            run.poison()
-            run.launch()
-            outputs = {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
+            outputs = launch_poisoned(run, plan)
             self._verification = judge(self._spec, self._workload, inputs, outputs)
             if not self._verification.passed:
                 return self.row(RowStatus.ERROR, f"wrong result, not timed: {self._verification.detail}")

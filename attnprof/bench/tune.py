@@ -22,7 +22,7 @@ from attnprof.kernels.candidates import Candidate
 from attnprof.kernels.executor import TimedExecutor, TimedRun
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import inputs_for, judge
+from attnprof.kernels.trial import inputs_for, judge, launch_poisoned
 from attnprof.model.errors import AttnprofError, ContextLost, OutOfMemory
 from attnprof.model.occupancy import occupancy
 from attnprof.model.workload import Workload
@@ -248,9 +248,7 @@ class _Race:
             raise _crashed(trial, lost) from lost
 
     def _verify(self, trial: Trial, run: TimedRun) -> None:
-        run.poison()
-        run.launch()
-        outputs = {tensor.name: run.read(tensor.name) for tensor in trial.plan.tensors if tensor.role == "out"}
+        outputs = launch_poisoned(run, trial.plan)
         verdict = judge(self._spec, self._workload, self._inputs, outputs, work_limit_flops=VERIFY_FLOPS)
         if not verdict.passed:
             raise _WrongResult(f"wrong result with {trial.label}: {verdict.detail}")

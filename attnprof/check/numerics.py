@@ -11,14 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from attnprof.check import softmax_workloads
-from attnprof.check.pipeline import Outcome, outcomes, outputs_of, run_once
+from attnprof.check.pipeline import Outcome, outcomes
 from attnprof.check.rows import Case, Check, CheckRow, CheckStatus
 from attnprof.check.workers import Workers
 from attnprof.check.workloads import NumericsCase
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.spec import KernelSpec, workload_label
-from attnprof.kernels.trial import inputs_for
+from attnprof.kernels.trial import inputs_for, launch_poisoned, run_once
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 from attnprof.model.workload import Workload
@@ -217,9 +217,7 @@ def _differing_runs(spec: KernelSpec, workload: Workload, executor: Executor, ru
         for _ in range(runs):
             if len(comparing) == _COMPARISONS:
                 take()
-            run.poison()
-            run.launch()
-            outputs = outputs_of(run, plan)
+            outputs = launch_poisoned(run, plan)
             if first is None:
                 first = outputs
             else:

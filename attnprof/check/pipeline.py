@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnprof.check.workers import Kind, Task, Workers
 from attnprof.check.workloads import NumericsCase
-from attnprof.kernels.executor import Executor, Run
-from attnprof.kernels.plan import LaunchPlan
+from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import Outline, inputs_for, judge, needs_device
+from attnprof.kernels.trial import Outline, inputs_for, judge, needs_device, run_once
 from attnprof.kernels.verify import Verification
 from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
 
@@ -132,22 +131,3 @@ class _Job:
             distribution=case.distribution,
             seed=self._seed,
         )
-
-
-def run_once(plan: LaunchPlan, inputs: Arrays, executor: Executor) -> dict[str, NDArray[Any]]:
-    """The outputs of one run, poisoned before it.
-
-    Raises:
-        KernelFault, OutOfMemory and others: see `Executor.prepare` and `Run.launch`.
-    """
-    with executor.prepare(plan) as run:
-        for name, values in inputs.items():
-            run.write(name, values)
-        run.poison()
-        run.launch()
-        return outputs_of(run, plan)
-
-
-def outputs_of(run: Run, plan: LaunchPlan) -> dict[str, NDArray[Any]]:
-    """Every output of a run, by name."""
-    return {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}

@@ -12,7 +12,7 @@ from attnprof.check.traps import Quantity, Trap
 from attnprof.kernels.executor import Counted, Counter, Executor
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.spec import KernelSpec, workload_label
-from attnprof.kernels.trial import inputs_for, judge
+from attnprof.kernels.trial import inputs_for, judge, run_once
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.errors import AttnprofError, ContextLost, EnvironmentProblem, KernelFault
 from attnprof.model.occupancy import occupancy
@@ -254,13 +254,7 @@ class TrapRunner:
             self.progress(f"{trap.name}: values of {spec.name}")
             plan = spec.plan(trap.workload, self.device)
             inputs = inputs_for(spec, trap.workload, distribution=trap.distribution, seed=self.seed)
-            with self.executor.prepare(plan) as run:
-                for name, values in inputs.items():
-                    run.write(name, values)
-                run.poison()
-                run.launch()
-                outputs = {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
-            self._outputs[key] = inputs, outputs
+            self._outputs[key] = inputs, run_once(plan, inputs, self.executor)
         return self._outputs[key]
 
     def _limit(self, trap: Trap, trap_value: int) -> int:

@@ -19,6 +19,8 @@ from attnprof.model.workload import Pass, Workload
 # Where a kernel rounds to the element type besides its inputs: the scores S, the probabilities P, the gradient dS of
 # the scores, the output O (of a backward: dQ, dK and dV).
 RoundingPoint = Literal["s", "p", "ds", "o"]
+# Every architecture from Ampere on, an entry a generation: of kernels without instructions of a single one.
+AMPERE_AND_LATER = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 # What a kernel computes: attention, or the softmax of the rows of a matrix that is shaped like an attention's scores.
 Operation = Literal["attention", "softmax"]
 # The order of the axes of Q, K, V and O: batch, heads, sequence, head dim; or with the heads inside the sequence.

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnprof.kernels.executor import Executor
+from attnprof.kernels.executor import Executor, Run
 from attnprof.kernels.inputs import Distribution, make_inputs, make_matrix
+from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec, Layout, Operation, RoundingPoint
 from attnprof.kernels.verify import WORK_LIMIT_FLOPS, Verification, verify
 from attnprof.kernels.verify_softmax import verify_softmax
@@ -119,6 +120,25 @@ def judge(
         return verify_gradients(workload, spec.rounds, inputs, outputs, work_limit_flops=work_limit_flops)
     lse = outputs.get("lse")
     return verify(workload, spec.rounds, inputs, outputs["o"], lse, work_limit_flops=work_limit_flops)
+
+
+def run_once(plan: LaunchPlan, inputs: Mapping[str, Array], executor: Executor) -> dict[str, Array]:
+    """The outputs of one run on these inputs, poisoned before it.
+
+    Raises:
+        KernelFault, OutOfMemory and others: see `Executor.prepare` and `Run.launch`.
+    """
+    with executor.prepare(plan) as run:
+        for name, values in inputs.items():
+            run.write(name, values)
+        return launch_poisoned(run, plan)
+
+
+def launch_poisoned(run: Run, plan: LaunchPlan) -> dict[str, Array]:
+    """Launch a run whose inputs are written, its outputs poisoned before, and read every output, by name."""
+    run.poison()
+    run.launch()
+    return {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
 
 
 def _transposed(tensors: Mapping[str, Array]) -> Mapping[str, Array]:

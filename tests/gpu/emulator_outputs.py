@@ -40,7 +40,7 @@ from attnprof.kernels.executor import Executor
 from attnprof.kernels.ladder import fa2
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import inputs_for
+from attnprof.kernels.trial import inputs_for, run_once
 from attnprof.kernels.verify import UNIT_ROUNDOFF
 from attnprof.model.devices import DEFAULT_GPU, DeviceSpec, find
 from attnprof.model.dtypes import Dtype
@@ -113,23 +113,13 @@ def shared_plan(spec: KernelSpec, workload: Workload, device: DeviceSpec) -> Lau
     return plan
 
 
-def outputs(executor: Executor, plan: LaunchPlan, inputs: Arrays) -> Arrays:
-    """Every output of a run, poisoned before it."""
-    with executor.prepare(plan) as run:
-        for name, values in inputs.items():
-            run.write(name, values)
-        run.poison()
-        run.launch()
-        return {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
-
-
 def emulated(spec: KernelSpec, device: DeviceSpec, cache_dir: Path | None) -> list[tuple[Arrays, Arrays]]:
     """Inputs and outputs of every case on the emulator, standing for a device."""
     executor = EmulatorExecutor(Compiler(cache_dir), device)
     found = []
     for case in cases(spec):
         inputs = inputs_for(spec, case.workload, distribution=case.distribution)
-        found.append((inputs, outputs(executor, shared_plan(spec, case.workload, device), inputs)))
+        found.append((inputs, run_once(shared_plan(spec, case.workload, device), inputs, executor)))
     return found
 
 
@@ -137,7 +127,7 @@ def compare(spec: KernelSpec, gpu: Executor, runs: Sequence[tuple[Arrays, Arrays
     """Run what the emulator ran on the GPU, and set the outputs side by side."""
     rows = []
     for case, (inputs, emulator_outputs) in zip(cases(spec), runs, strict=True):
-        gpu_outputs = outputs(gpu, shared_plan(spec, case.workload, gpu.device), inputs)
+        gpu_outputs = run_once(shared_plan(spec, case.workload, gpu.device), inputs, gpu)
         sizes = magnitudes(spec, case.workload, inputs)
         for tensor, got in gpu_outputs.items():
             rows.append(agreement(spec, case, tensor, emulator_outputs[tensor], got, sizes.get(tensor)))

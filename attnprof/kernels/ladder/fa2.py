@@ -20,7 +20,7 @@ from attnprof.kernels.fa2_tiles import (
     width_of,
 )
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.kernels.spec import KernelSpec, Layout
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec, Layout
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -212,7 +212,7 @@ _CONTIGUOUS = KernelSpec(
     "and written once. What bounds it are the tensor cores, no longer HBM.",
     file=FILE,
     direction=Pass.FWD,
-    arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+    arches=AMPERE_AND_LATER,
     demand=demand,
     unsupported=unsupported,
     plan=plan,

@@ -10,7 +10,7 @@ from attnprof.kernels.attention import LENGTH_MAX, ceil_div, grid_of, longest_fi
 from attnprof.kernels.candidates import Candidate, of_tiles
 from attnprof.kernels.fa2_bwd_tiles import DEFAULTS, FILE, Tiles, candidates_for, tiles_for, width_of
 from attnprof.kernels.plan import Build, Dim3, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec
 from attnprof.model.demand import Demand, Direction, LedgerLine, Schedule, Stage
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -242,7 +242,7 @@ _FAST = KernelSpec(
     "dV of its keys in registers and walks over the queries; dQ adds up in fp32 in L2.",
     file=FILE,
     direction=Pass.BWD,
-    arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+    arches=AMPERE_AND_LATER,
     demand=demand,
     unsupported=unsupported,
     plan=plan,

@@ -9,7 +9,7 @@ from attnprof.kernels.attention import LENGTH_MAX, ceil_div, fitting, forward_te
 from attnprof.kernels.candidates import Candidate, of_tiles
 from attnprof.kernels.fa2_decode_tiles import FILE, SHAPES, Tiles, alternatives, fitted
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -202,7 +202,7 @@ SPECS = (
         "their parts. The query heads of a group share one read of K and V, and HBM is what bounds it.",
         file=FILE,
         direction=Pass.FWD,
-        arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+        arches=AMPERE_AND_LATER,
         demand=demand,
         unsupported=unsupported,
         plan=plan,

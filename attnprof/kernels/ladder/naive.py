@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from attnprof.kernels.attention import GRID_X_MAX, ceil_div, forward_refusal
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar, TensorSpec
 from attnprof.kernels.sources import kernels_dir
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec
 from attnprof.model.demand import Demand, Schedule, Stage
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -280,7 +280,7 @@ SPECS = (
         "through HBM bound it, however fast the products are.",
         file=FILE,
         direction=Pass.FWD,
-        arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+        arches=AMPERE_AND_LATER,
         demand=demand,
         unsupported=unsupported,
         plan=plan,

@@ -15,7 +15,7 @@ from attnprof.kernels.softmax_placement import (
     fused_layout,
 )
 from attnprof.kernels.sources import kernels_dir
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -30,8 +30,6 @@ from attnprof.model.softmax_traffic import (
     softmax_demand,
 )
 from attnprof.model.workload import Pass, Workload
-
-ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 # Columns are 32-bit in the kernels, and a row of 2^30 still leaves room for a batch of chunks past its end.
 MAX_COLUMNS = 2**30
@@ -155,7 +153,7 @@ def _spec(
         idea=idea,
         file=file,
         direction=Pass.FWD,
-        arches=ARCHES,
+        arches=AMPERE_AND_LATER,
         demand=demand,
         unsupported=_unsupported,
         plan=plan,

@@ -19,7 +19,7 @@ from attnprof.kernels.attention import (
 )
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, Pointer, Scalar
 from attnprof.kernels.sources import kernels_dir
-from attnprof.kernels.spec import KernelSpec
+from attnprof.kernels.spec import AMPERE_AND_LATER, KernelSpec
 from attnprof.model.demand import Demand, Schedule
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -186,7 +186,7 @@ SPECS = (
         "buys back the four trips of N² elements through HBM.",
         file=FILE,
         direction=Pass.FWD,
-        arches=("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+        arches=AMPERE_AND_LATER,
         demand=demand,
         unsupported=unsupported,
         plan=plan,

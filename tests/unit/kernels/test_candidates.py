@@ -16,7 +16,7 @@ from attnprof.kernels.catalogue import builtin, select
 from attnprof.kernels.fa2_variants import VARIANTS
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec, tile_fields
-from attnprof.kernels.trial import inputs_for, judge
+from attnprof.kernels.trial import inputs_for, judge, run_once
 from attnprof.model.devices import DeviceSpec, find, table
 from attnprof.model.dtypes import Dtype
 from attnprof.model.occupancy import occupancy
@@ -204,12 +204,7 @@ def test_heads_inside_the_sequence_cost_the_same_bytes() -> None:
 def emulated(spec: KernelSpec, plan: LaunchPlan, workload: Workload, device: DeviceSpec) -> None:
     executor = EmulatorExecutor(Compiler(), device, mode=Mode.CHECKS)
     inputs = inputs_for(spec, workload, executor=executor)
-    with executor.prepare(plan) as run:
-        for name, values in inputs.items():
-            run.write(name, values)
-        run.poison()
-        run.launch()
-        outputs = {tensor.name: run.read(tensor.name) for tensor in plan.tensors if tensor.role == "out"}
+    outputs = run_once(plan, inputs, executor)
     verdict = judge(spec, workload, inputs, outputs)
     assert verdict.passed, verdict.detail
 

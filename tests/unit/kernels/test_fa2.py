@@ -17,6 +17,7 @@ from attnprof.kernels.ladder import fa2
 from attnprof.kernels.ladder.fa2 import SPECS, builds, demand, plan, plan_lse, plan_with, unsupported
 from attnprof.kernels.plan import LaunchPlan, Pointer, Scalar
 from attnprof.kernels.spec import Layout
+from attnprof.kernels.trial import run_once
 from attnprof.kernels.verify import verify
 from attnprof.model.devices import DeviceSpec, find, table
 from attnprof.model.dtypes import Dtype
@@ -232,12 +233,7 @@ EMULATED = [
 def emulate(a_plan: LaunchPlan, workload: Workload, distribution: Distribution) -> None:
     executor = EmulatorExecutor(Compiler(), H200, mode=Mode.CHECKS)
     inputs = make_inputs(workload, distribution=distribution)
-    with executor.prepare(a_plan) as run:
-        for name, values in inputs.items():
-            run.write(name, values)
-        run.poison()
-        run.launch()
-        outputs = {tensor.name: run.read(tensor.name) for tensor in a_plan.tensors if tensor.role == "out"}
+    outputs = run_once(a_plan, inputs, executor)
     verdict = verify(workload, SPECS[0].rounds, inputs, outputs["o"], outputs.get("lse"))
     assert verdict.passed, verdict.detail
 
