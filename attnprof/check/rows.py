@@ -14,6 +14,7 @@ class Check(StrEnum):
     SHARED_MEMORY = "shared-memory"
     OCCUPANCY = "occupancy"
     NUMERICS = "numerics"
+    LARGE_TENSORS = "large-tensors"
     DETERMINISM = "determinism"
     OVERFLOW = "overflow"
     TRAP = "trap"

@@ -9,6 +9,7 @@ from typing import Literal
 
 from attnprof.check import resources
 from attnprof.check.cases import cases_for
+from attnprof.check.large import NOT_WITHOUT_A_GPU, check_large_tensors
 from attnprof.check.numerics import check_determinism, check_numerics, check_overflow
 from attnprof.check.resources import Compiler
 from attnprof.check.rows import Check, CheckRow, CheckStatus
@@ -78,7 +79,7 @@ def _rows(
                 if row.check in options.checks:
                     yield row
         blocked = lost or _blocked(spec, executor, options)
-        for check in (Check.NUMERICS, Check.DETERMINISM, Check.OVERFLOW):
+        for check in (Check.NUMERICS, Check.LARGE_TENSORS, Check.DETERMINISM, Check.OVERFLOW):
             if check not in options.checks or (check is Check.OVERFLOW and spec.largest_logit is None):
                 continue
             if executor is None or blocked is not None:
@@ -97,7 +98,7 @@ def compilations(
 ) -> Iterator[tuple[Build, str, Literal["cubin", "ptx"]]]:
     """What `run_checks` will have compiled with the same arguments, in that order: build, architecture and target.
 
-    But for what the determinism and overflow checks alone would need: little, and seldom.
+    But for what the other checks that run alone would need: little, and seldom.
     """
     for spec in specs:
         if options.checks & resources.CHECKS:
@@ -120,6 +121,12 @@ def _run(
     if check is Check.DETERMINISM:
         options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
         yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
+        return
+    if check is Check.LARGE_TENSORS:
+        if _full(executor, options):
+            yield from check_large_tensors(spec, executor, seed=options.seed, progress=options.progress)
+        else:
+            yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, executor.arch, NOT_WITHOUT_A_GPU)
         return
     if check is Check.OVERFLOW:
         yield check_overflow(spec, overflow_case(), executor, seed=options.seed)

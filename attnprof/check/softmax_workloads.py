@@ -64,12 +64,12 @@ def resource_set() -> Iterator[Workload]:
 
 
 def determinism_set() -> tuple[Workload, ...]:
-    """Many blocks at once, with a warp, a block and a cluster a row, rows ragged."""
+    """More blocks than an SM each, with a warp, a block and a cluster a row, rows ragged."""
     return (
         matrix(20_000, 1001, Dtype.FP16),
-        matrix(2000, 16_001, Dtype.BF16),
-        matrix(500, 131_071, Dtype.FP16),
-        matrix(60, 300_001, Dtype.FP32),
+        matrix(1000, 16_001, Dtype.BF16),
+        matrix(300, 131_071, Dtype.FP16),
+        matrix(40, 300_001, Dtype.FP32),
     )
 
 

@@ -105,7 +105,7 @@ class Compiler:
             processes: how many; None takes as many as there are cores. Without at least two, and for a few jobs,
                 nothing is done ahead.
         """
-        from attnprof.kernels.inputs import available_cores
+        from attnprof.kernels.host import available_cores
 
         count = available_cores() if processes is None else processes
         missing = [job for job in dict.fromkeys(jobs) if self._lacks(job)] if count > 1 else []

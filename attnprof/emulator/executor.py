@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
@@ -28,6 +27,7 @@ from attnprof.emulator.shadow import SHADOW_BYTES, granules_of
 from attnprof.emulator.trace import KernelTrace, Trace, kernel_trace
 from attnprof.emulator.wave import Geometry
 from attnprof.kernels.executor import Compiled
+from attnprof.kernels.host import available_bytes
 from attnprof.kernels.plan import Build, Launch, LaunchPlan, TensorSpec
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.errors import OutOfMemory, UsageError
@@ -184,7 +184,7 @@ class EmulatorExecutor:
 
     def _check_memory(self, plan: LaunchPlan, programs: list[Program]) -> None:
         """Tensors and the shadow memory of what watches them must fit what the machine has free."""
-        free = _free_bytes()
+        free = available_bytes()
         granule = min((granules_of(program)["global"] for program in programs), default=16)
         shadows = 2 * self.mode.counts + (1 + SHADOW_BYTES / granule) * self.mode.checks
         needed = int(plan.footprint_bytes * (1 + shadows))
@@ -232,17 +232,6 @@ def _module_variables(program: Program) -> dict[int, Allocation]:
         allocation.initialised = True
         slots[slot] = allocation
     return slots
-
-
-def _free_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 class EmulatedRun:

@@ -6,9 +6,9 @@ fed with them looks faster than it is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import lru_cache
 from math import sqrt
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnprof.kernels.host import available_cores
 from attnprof.model.dtypes import Dtype
 from attnprof.model.rounding import encode, storage_dtype
 from attnprof.model.workload import Pass, Workload
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # Elements a generator yields: the unit of parallel work, and what makes the values independent of the thread count.
 CHUNK = 1 << 20
+# Chunks of a tensor that are drawn; in a larger one they come again. A prime, so that an offset that lost bits, and is
+# off by a power of two, finds other values.
+PERIOD = 251
 
 # The lowest finite number of each type.
 LOWEST = {Dtype.FP16: -65504.0, Dtype.BF16: -(2.0 - 2.0**-7) * 2.0**127, Dtype.FP32: -(2.0 - 2.0**-23) * 2.0**127}
@@ -157,30 +161,37 @@ def _shaped(name: str, values: NDArray[np.float32], dtype: Dtype, distribution: 
     return values
 
 
+def forget_inputs() -> None:
+    """Let go of the tensors that were kept."""
+    _inputs.cache_clear()
+    _matrix.cache_clear()
+
+
 def _normal(shape: tuple[int, ...], dtype: Dtype, key: tuple[int, int], *, raw: bool) -> Array:
-    """Standard normal values in storage form (``raw``: as fp32), chunk by chunk on all available cores."""
+    """Standard normal values in storage form (``raw``: as fp32), chunk by chunk on all available cores.
+
+    After `PERIOD` chunks they repeat: copying takes a fraction of the time that drawing does.
+    """
     size = int(np.prod(shape, dtype=np.int64))
     kept = Dtype.FP32 if raw else dtype
     flat = np.empty(size, dtype=storage_dtype(kept))
 
-    def fill(chunk: int) -> None:
-        start = chunk * CHUNK
-        count = min(CHUNK, size - start)
+    def part(chunk: int) -> slice:
+        return slice(chunk * CHUNK, min((chunk + 1) * CHUNK, size))
+
+    def draw(chunk: int) -> None:
+        where = part(chunk)
         generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence((*key, chunk))))
-        flat[start : start + count] = encode(generator.standard_normal(count, dtype=np.float32), kept)
+        flat[where] = encode(generator.standard_normal(where.stop - where.start, dtype=np.float32), kept)
 
-    chunks = range(-(-size // CHUNK))
-    threads = min(len(chunks), available_cores())
-    if threads < 2:
-        for chunk in chunks:
-            fill(chunk)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, chunks))
+    def repeat(chunk: int) -> None:
+        where, drawn = part(chunk), part(chunk % PERIOD)
+        flat[where] = flat[drawn.start : drawn.start + where.stop - where.start]
+
+    chunks = -(-size // CHUNK)
+    threads = min(chunks, available_cores())
+    with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+        each = map if pool is None else pool.map
+        list(each(draw, range(min(chunks, PERIOD))))
+        list(each(repeat, range(PERIOD, chunks)))
     return flat.reshape(shape)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -39,8 +39,13 @@ ROW_FACTOR = 4.0
 LUCK = 0.25
 # float64 work that a verification may spend: about a second on two cores.
 WORK_LIMIT_FLOPS = 16_000_000_000
+# Chunks of rows that it may compare: each takes some 0.1 ms besides.
+MOST_CHUNKS = 4096
 # Rows of a chunk when every row is checked, and when rows are sampled. Sampled chunks straddle tile edges.
 WHOLE_CHUNK, SAMPLED_CHUNK = 128, 8
+
+# Elements searched for NaN at once: what a core's cache holds.
+_SCAN_ELEMENTS = 1 << 19
 
 # Unit roundoff of each type: half the distance from 1 to the next value.
 UNIT_ROUNDOFF = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8, Dtype.FP32: 2.0**-24}
@@ -120,7 +125,8 @@ def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) ->
     w = workload
     # Forward FLOPs of three products over [V, |V|] and of the yardstick, against 4·d a pair.
     cost_per_row = 10 * w.seq_kv * w.head_dim
-    if w.rows * cost_per_row <= work_limit_flops:
+    chunks_of_all = w.batch * w.heads * -(-w.seq_q // WHOLE_CHUNK)
+    if w.rows * cost_per_row <= work_limit_flops and chunks_of_all <= MOST_CHUNKS:
         return tuple(
             Chunk(batch, head, start, min(start + WHOLE_CHUNK, w.seq_q))
             for batch in range(w.batch)
@@ -128,7 +134,7 @@ def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) ->
             for start in range(0, w.seq_q, WHOLE_CHUNK)
         )
     starts = sorted({min(max(start, 0), max(w.seq_q - SAMPLED_CHUNK, 0)) for start in interesting_starts(w.seq_q)})
-    affordable = max(work_limit_flops // (cost_per_row * SAMPLED_CHUNK), 1)
+    affordable = min(max(work_limit_flops // (cost_per_row * SAMPLED_CHUNK), 1), MOST_CHUNKS)
     heads = spread(w.batch * w.heads, max(affordable // len(starts), 2))
     chunks = [
         Chunk(index // w.heads, index % w.heads, start, min(start + SAMPLED_CHUNK, w.seq_q))
@@ -177,18 +183,15 @@ def element_fault(name: str, values: Array, dtype: Dtype) -> str | None:
     bits: Array = values.view(np.uint32 if dtype is Dtype.FP32 else np.uint16)
     poison = 2 ** (8 * dtype.itemsize) - 1  # what an element holds that the kernel never wrote
     exponent = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}[dtype]
-    # Searched head by head, so that the masks of a huge output stay small.
-    for batch, head in np.ndindex(*values.shape[:2]):
-        head_bits = bits[batch, head]
-        wild = (head_bits & exponent) == exponent
+    flat = bits.reshape(-1)
+    for start in range(0, flat.size, _SCAN_ELEMENTS):
+        wild = (flat[start : start + _SCAN_ELEMENTS] & exponent) == exponent
         if wild.any():
-            row, column = (int(index) for index in np.argwhere(wild)[0])
-            value = head_bits[row, column]
+            batch, head, row, column = np.unravel_index(start + int(np.argmax(wild)), values.shape)
+            value = bits[batch, head, row, column]
             what = "never written" if value == poison else str(decode(values[batch, head, row], dtype)[column])
-            return (
-                f"{name}[{batch}, {head}, {row}, {column}] is {what} "
-                f"({int(np.count_nonzero(wild))} such elements in this head)"
-            )
+            others = int(np.count_nonzero((bits[batch, head] & exponent) == exponent))
+            return f"{name}[{batch}, {head}, {row}, {column}] is {what} ({others} such elements in this head)"
     return None
 
 

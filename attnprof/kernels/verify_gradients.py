@@ -47,6 +47,8 @@ FP32_SUMS = 2.0**-20
 _FLOPS_A_PAIR = 30
 # Scores held at once, as in `attnprof.model.reference`.
 _SCORES_AT_ONCE = 1 << 21
+# KV heads, over all batches, that are compared: each takes milliseconds besides.
+_MOST_GROUPS = 256
 
 
 def verify_gradients(
@@ -76,7 +78,8 @@ def verify_gradients(
     if fault is not None:
         return Verification(False, None, None, 0, total, fault)
     sums = {name: _Sums(name, w.dtype) for name in ("dq", "dk", "dv")}
-    if _FLOPS_A_PAIR * w.head_dim * w.rows * w.seq_kv <= work_limit_flops:
+    flops = _FLOPS_A_PAIR * w.head_dim * w.rows * w.seq_kv
+    if flops <= work_limit_flops and w.batch * w.kv_heads <= _MOST_GROUPS:
         for batch, kv_head in np.ndindex(w.batch, w.kv_heads):
             _Group(w, rounds, inputs, outputs, batch, kv_head, sums).whole()
     else:
@@ -112,19 +115,25 @@ def _fault(workload: Workload, outputs: Mapping[str, Array]) -> str | None:
 
 
 def _samples(workload: Workload, work_limit_flops: int) -> Iterator[tuple[int, int, list[tuple[str, int]]]]:
-    """Chunks of queries and of keys, by batch and KV head: the first and the last of these, and both ends of each."""
+    """Chunks of queries and of keys, by batch and KV head: the first and the last of these, and both ends of each.
+
+    With more KV heads where there is work left for them.
+    """
     w = workload
     group = w.heads // w.kv_heads
     cost = _FLOPS_A_PAIR * w.head_dim * SAMPLED_CHUNK * (w.seq_kv + group * w.seq_q)  # of a chunk of each kind
     affordable = max(work_limit_flops // cost, 1)
-    heads = spread(w.batch * w.kv_heads, 2)
+    starts = {}
+    for kind, length in (("queries", w.seq_q), ("keys", w.seq_kv)):
+        last = max(length - SAMPLED_CHUNK, 0)
+        starts[kind] = sorted({min(max(start, 0), last) for start in interesting_starts(length)})
+    most = max(map(len, starts.values()))
+    heads = spread(w.batch * w.kv_heads, min(max(affordable // most, 2), _MOST_GROUPS))
     for head in heads:
         chunks = []
-        for kind, length in (("queries", w.seq_q), ("keys", w.seq_kv)):
-            last = max(length - SAMPLED_CHUNK, 0)
-            starts = sorted({min(max(start, 0), last) for start in interesting_starts(length)})
-            chosen = spread(len(starts), max(affordable // len(heads), 1))
-            chunks += [(kind, starts[index]) for index in chosen]
+        for kind, of_kind in starts.items():
+            chosen = spread(len(of_kind), max(affordable // len(heads), 1))
+            chunks += [(kind, of_kind[index]) for index in chosen]
         yield head // w.kv_heads, head % w.kv_heads, chunks
 
 

@@ -46,15 +46,17 @@ class LaunchLimitError(AttnprofError):
 
 
 class OutOfMemory(AttnprofError):
-    """The device cannot hold the tensors of a plan.
+    """The device, or the host, cannot hold the tensors of a plan.
 
     Args:
         needed_bytes: what the plan asks for in total.
-        free_bytes: what the device had free.
+        free_bytes: what there was.
+        where: ``on the host``, where it is not the device.
     """
 
-    def __init__(self, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(f"out of memory: needs {needed_bytes / 2**30:.2f} GiB, {free_bytes / 2**30:.2f} GiB free")
+    def __init__(self, needed_bytes: int, free_bytes: int, where: str = "") -> None:
+        free = f"{free_bytes / 2**30:.2f} GiB free {where}".rstrip()
+        super().__init__(f"out of memory: needs {needed_bytes / 2**30:.2f} GiB, {free}")
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 

@@ -70,8 +70,8 @@ def test_without_anything_to_run_on(check: Callable[..., Result], snapshot: Snap
     assert result.code == 0
     snapshot(f"check.{'txt' if form == 'table' else form}", result.out)
     if form == "table":
-        assert result.out.endswith("8 passed, 0 failed, 2 skipped\n")
-        assert "skipped: fa2[causal] numerics, fa2[causal] determinism: no GPU" in result.out
+        assert result.out.endswith("8 passed, 0 failed, 3 skipped\n")
+        assert "skipped: fa2[causal] numerics, fa2[causal] large-tensors, fa2[causal] determinism: no GPU" in result.out
 
 
 def test_json_rows(check: Callable[..., Result]) -> None:
@@ -163,7 +163,7 @@ def test_an_interrupt_keeps_the_finished_rows(check: Callable[..., Result], tmp_
 def test_progress_names_each_finished_check(check: Callable[..., Result]) -> None:
     lines = check(None).err.splitlines()
     assert lines[0] == "fa2[causal] compile sm_80: pass (4 of 4 variants)"
-    assert len(lines) == 10
+    assert len(lines) == 11
 
 
 def test_everything_is_asked_for_before_it_is_needed(check: Callable[..., Result]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnprof.check.cases import cases_for
+from attnprof.check.large import check_large_tensors
 from attnprof.check.numerics import check_determinism, check_numerics
 from attnprof.check.rows import Check, CheckStatus
 from attnprof.check.runner import CheckOptions, compilations
@@ -16,13 +17,14 @@ from attnprof.check.workers import Workers
 from attnprof.check.workloads import NumericsCase
 from attnprof.gpu.executor import GpuExecutor
 from attnprof.kernels.catalogue import builtin
-from attnprof.kernels.inputs import Distribution, available_cores
-from attnprof.kernels.ladder import fa2, fa2_bwd, fa2_decode
+from attnprof.kernels.host import available_cores
+from attnprof.kernels.inputs import Distribution
+from attnprof.kernels.ladder import fa2, fa2_bwd
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.trial import inputs_for
 from attnprof.model.dtypes import Dtype
 from attnprof.model.workload import Pass, Workload
-from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, Mutant, materialise
+from tests.mutants.mutants import MISSING_BARRIER, MUTANTS, OFFSET_MUTANTS, Mutant, materialise
 
 pytestmark = pytest.mark.gpu
 
@@ -68,18 +70,16 @@ def test_long_sequences_are_right_in_the_rows_that_are_sampled(
     passes(spec, cases, executor)
 
 
-@pytest.mark.parametrize(("spec", "queries"), [(fa2.SPECS[0], 64), (fa2_decode.SPECS[0], 8)], ids=["fa2", "fa2-decode"])
-def test_offsets_past_two_to_the_31_elements_are_right(spec: KernelSpec, queries: int, executor: GpuExecutor) -> None:
-    """257 heads of 65,536 keys of 128: the last K and V lie past 2^31 elements."""
-    workload = Workload.of(queries, seq_kv=2**16, heads=257, head_dim=128)
-    assert workload.kv_elements > 2**31
-    passes(spec, (NumericsCase(workload),), executor)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_offsets_past_two_to_the_31_elements_are_right(spec: KernelSpec, executor: GpuExecutor) -> None:
+    rows = list(check_large_tensors(spec, executor))
+    assert {row.status for row in rows} == {CheckStatus.PASS}, [row.detail for row in rows]
 
 
-def test_offsets_past_two_to_the_31_elements_are_right_backward(executor: GpuExecutor) -> None:
-    """The same K and V, and dK and dV."""
-    workload = Workload.of(64, seq_kv=2**16, heads=257, head_dim=128, direction=Pass.BWD)
-    passes(fa2_bwd.SPECS[0], (NumericsCase(workload),), executor)
+@pytest.mark.parametrize("mutant", OFFSET_MUTANTS, ids=lambda mutant: mutant.id)
+def test_offsets_that_lose_their_upper_bits_fail(mutant: Mutant, executor: GpuExecutor, tmp_path: Path) -> None:
+    rows = list(check_large_tensors(materialise(mutant, tmp_path), executor))
+    assert {row.status for row in rows} == {CheckStatus.FAIL}, [row.detail for row in rows]
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.varies is None], ids=lambda spec: spec.name)

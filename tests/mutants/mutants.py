@@ -448,6 +448,36 @@ SPLIT_STORES = Mutant(
     header="chunk.cuh",
 )
 
+# What only tensors of more than 2^31 elements of 2 bytes find out. Nothing outside a tensor is touched.
+OFFSET_MUTANTS = (
+    Mutant(
+        "fa2",
+        "byte offsets of 32 bits",
+        "static_cast<unsigned long long>(first + row) * head_dim",
+        "(first + row) * head_dim % 0x80000000u",
+        header="head_rows.cuh",
+    ),
+    Mutant(
+        "fa2-decode",
+        "byte offsets of 32 bits",
+        "static_cast<unsigned long long>(row) * HEAD_DIM",
+        "row * HEAD_DIM % 0x80000000u",
+    ),
+    Mutant(
+        "fa2-bwd",
+        "byte offsets of 32 bits",
+        "static_cast<unsigned long long>(row) * row_elements(head_dim)",
+        "row * row_elements(head_dim) % 0x80000000u",
+    ),
+    Mutant(
+        "softmax-fused",
+        "byte offsets of 32 bits",
+        "const long long start = index * cols;",
+        "const long long start = index * cols % 0x80000000ll;",
+        header="matrix_row.cuh",
+    ),
+)
+
 
 def materialise(mutant: Mutant, folder: Path) -> KernelSpec:
     """Write the broken sources to a folder; the kernel as it is, but built from them.

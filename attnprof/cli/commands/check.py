@@ -50,7 +50,7 @@ def check(
     from attnprof.check.runner import CheckOptions, compilations, run_checks
     from attnprof.cli import traps as trap_check
     from attnprof.compiler import Compiler
-    from attnprof.kernels.inputs import available_cores
+    from attnprof.kernels.host import available_cores
     from attnprof.report import check as view
 
     env = context.obj

@@ -82,3 +82,16 @@ def test_tiny_values_are_subnormal_in_fp16_and_the_last_column_is_the_smallest()
     assert (v > 0).all()
     assert np.median(v) < np.finfo(np.float16).tiny
     assert (v[..., -1] == 2.0**-24).all()
+
+
+def test_a_long_tensor_repeats_itself_and_one_with_a_ragged_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "PERIOD", 3)
+    q = make_inputs(Workload.of(8, heads=1, head_dim=40))["q"].reshape(-1)  # five chunks
+    module.forget_inputs()
+    assert np.array_equal(q[192:], q[:128])
+    assert len(np.unique(q[:192].view(np.uint16))) > 100
+
+
+def test_what_repeats_is_not_found_by_an_offset_that_lost_bits() -> None:
+    assert all(2**bits % module.PERIOD for bits in range(64))

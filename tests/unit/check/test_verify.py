@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnprof.kernels.inputs import Distribution, make_inputs
-from attnprof.kernels.verify import WORK_LIMIT_FLOPS, Verification, sample_rows, verify
+from attnprof.kernels.verify import MOST_CHUNKS, WORK_LIMIT_FLOPS, Verification, element_fault, sample_rows, verify
 from attnprof.model.dtypes import Dtype
 from attnprof.model.reference import attention, attention_rounded, flash_attention_2
 from attnprof.model.rounding import decode, encode, round_to
@@ -244,6 +244,28 @@ def test_large_outputs_are_sampled_within_the_work_limit(seq: int, heads: int) -
     assert {0, heads - 1} <= {head for head, _ in rows}
     seen = {row for _, row in rows}
     assert {0, seq - 1, 127, 128, (seq - 1) // 128 * 128} <= seen
+
+
+def test_of_many_small_heads_some_are_sampled_the_first_and_the_last_among_them() -> None:
+    chunks = sample_rows(Workload.of(2, seq_kv=3, batch=65_541, heads=1))
+    assert 2000 < len(chunks) <= MOST_CHUNKS
+    assert {0, 65_540} <= {chunk.batch for chunk in chunks}
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0, 0), (2, 1, 4, 63), (1, 0, 3, 7)])
+def test_the_place_of_an_element_that_is_not_finite_is_named(
+    place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnprof.kernels.verify._SCAN_ELEMENTS", 100)
+    o = np.zeros((3, 2, 5, 64), np.float16)
+    assert element_fault("o", o, Dtype.FP16) is None
+    o[place] = np.inf
+    o[(*place[:2], 4, 63)] = np.nan
+    count = 1 if place[2:] == (4, 63) else 2
+    what = "nan" if count == 1 else "inf"
+    assert element_fault("o", o, Dtype.FP16) == f"o{list(place)} is {what} ({count} such elements in this head)"
+    o.view(np.uint16)[place] = 0xFFFF
+    assert "is never written" in str(element_fault("o", o, Dtype.FP16))
 
 
 def test_sampling_never_fails_for_want_of_budget() -> None:

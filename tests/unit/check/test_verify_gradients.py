@@ -181,6 +181,20 @@ def test_large_workloads_are_sampled() -> None:
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])
+def test_of_many_small_heads_the_last_is_among_the_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnprof.kernels.verify_gradients._MOST_GROUPS", 3)
+    workload = backward(2, seq_kv=3, batch=50, heads=1, head_dim=64)
+    verdict = judge(workload, lambda outputs: None)
+    assert verdict.passed, verdict.detail
+    assert verdict.rows_checked == 3 * (2 + 3 + 3)
+
+    def last(outputs: Arrays) -> None:
+        outputs[name][-1, -1, -1] *= 2
+
+    assert not judge(workload, last).passed
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv"])
 def test_samples_reach_both_ends_of_every_gradient(name: str) -> None:
     def ends(outputs: Arrays) -> None:
         outputs[name][-1, -1, -1] *= 2

@@ -602,7 +602,7 @@ def test_producer_and_consumer_warps_over_mbarriers(bench: Bench) -> None:
 
 def test_tensors_that_do_not_fit_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'extern "C" __global__ void k(float* a) { a[threadIdx.x] = 1; }'
-    monkeypatch.setattr("attnprof.emulator.executor._free_bytes", lambda: 10_000)
+    monkeypatch.setattr("attnprof.emulator.executor.available_bytes", lambda: 10_000)
     arrays = {"a": np.zeros(1024, "f4")}
     bench.run(source, "k", arrays)
     with pytest.raises(OutOfMemory) as caught:
