@@ -116,7 +116,7 @@ def shared_plan(spec: KernelSpec, workload: Workload, device: DeviceSpec) -> Lau
 def emulated(spec: KernelSpec, device: DeviceSpec, cache_dir: Path | None) -> list[tuple[Arrays, Arrays]]:
     """Inputs and outputs of every case on the emulator, standing for a device."""
     executor = EmulatorExecutor(Compiler(cache_dir), device)
-    found = []
+    found: list[tuple[Arrays, Arrays]] = []
     for case in cases(spec):
         inputs = inputs_for(spec, case.workload, distribution=case.distribution)
         found.append((inputs, run_once(shared_plan(spec, case.workload, device), inputs, executor)))
@@ -207,9 +207,9 @@ def magnitudes(spec: KernelSpec, workload: Workload, inputs: Arrays) -> dict[str
 def _probabilities(q: Floats, k: Floats, workload: Workload) -> tuple[Floats, Floats]:
     """P and S of one head, both 0 where the mask forbids a pair."""
     s = workload.scale * (q @ k.T)
-    allowed = np.ones(s.shape, bool)
+    allowed = np.ones((len(q), len(k)), bool)
     if workload.causal:
-        allowed = np.tri(*s.shape, k=workload.seq_kv - workload.seq_q, dtype=bool)
+        allowed = np.tri(len(q), len(k), k=workload.seq_kv - workload.seq_q, dtype=bool)
     highest = np.max(s, axis=1, where=allowed, initial=-np.inf, keepdims=True)
     p = np.where(allowed, np.exp(np.minimum(s - np.where(np.isfinite(highest), highest, 0.0), 0.0)), 0.0)
     total = p.sum(axis=1, keepdims=True)
