@@ -163,6 +163,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     // Start the team's copies of one turn; a group even if there is nothing to copy, so that waiting can count groups.
     auto copy = [&](int turn, unsigned stage) {
+        int thread = team_thread;
+#if __CUDA_ARCH__ >= 1000
+        thread = computed_late(thread);  // addresses anew in each turn: kept, they cost the registers that spill at d 256
+#endif
         const int key = (begin + turn * KEY_WARPS + team) * STEP_KEYS;
         const int end_key = min(end * STEP_KEYS, seq_kv);
         const element* k_tile = at_row(k_head, key);
@@ -170,13 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const unsigned k_smem = ring_smem + stage * 2 * KV_BYTES;
         const unsigned v_smem = k_smem + KV_BYTES;
         if (key + STEP_KEYS <= end_key) {
-            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, team_thread);
-            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, team_thread);
+            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, thread);
+            copy_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, thread);
         } else if (key < end_key) {
             // The end of the cache. Rows past it become zeros, since 0 * P must be 0 whatever lies there.
             auto limit = [=](int row) { return key + row < seq_kv ? HEAD_DIM : 0; };
-            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, team_thread, limit);
-            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, team_thread, limit);
+            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(k_smem, k_tile, HEAD_DIM, 0, thread, limit);
+            copy_edge_tile<STEP_KEYS, CHUNKS, TEAM_THREADS>(v_smem, v_tile, HEAD_DIM, 0, thread, limit);
         }
         cp_async_commit();
     };

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from attnprof.compiler import nvrtc
 from attnprof.compiler.compiler import Compiler
 from attnprof.kernels.catalogue import builtin
 from attnprof.kernels.executor import Compiled
@@ -103,7 +104,8 @@ def test_no_variant_spills(spec: KernelSpec, arch: str, compiler: Compiler) -> N
         assert compiled.resources, build.defines
         for entry in compiled.resources.values():
             spilled = (entry.spill_store_bytes, entry.spill_load_bytes)
-            assert spilled == (0, 0), f"{entry.entry}: {entry.registers} registers, {build.defines}"
+            where = f"{entry.entry}: {entry.registers} registers, {build.defines}, NVRTC {nvrtc.version()}"
+            assert spilled == (0, 0), where
 
 
 @pytest.mark.parametrize(("spec", "arch"), ON_ARCHES)
