@@ -113,8 +113,9 @@ def workload_line(rows: Sequence[dict[str, object]]) -> str:
             parts.append(text(found.pop()))
     kv_heads = {(row["heads"], row["kv_heads"]) for row in rows}
     if len(kv_heads) == 1:
-        heads, shared = kv_heads.pop()
-        parts.insert(2, f"{heads} heads" if heads == shared else f"{heads} heads, {shared} KV heads")
+        heads, shared = cast("tuple[int, int]", kv_heads.pop())
+        queried = units.counted(heads, "head")
+        parts.insert(2, queried if heads == shared else f"{queried}, {units.counted(shared, 'KV head')}")
     if {row.get("layout") for row in rows} == {"bshd"}:
         parts.append("heads inside the sequence (bshd)")
     if own_scale(rows):

@@ -9,7 +9,7 @@ from typing import Any
 from attnprof.model.devices import DeviceSpec
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, REASON, STATUS, TILES, WORKLOAD, matrices
+from attnprof.report.workload import KERNEL, REASON, STATUS, TILES, WORKLOAD, matrices, size
 
 _BOUND = {"hbm": "cyan", "tensor": "magenta", "exp": "yellow", "fp32": "blue"}
 
@@ -97,19 +97,18 @@ def _ledger_section(row: Row) -> Section:
 
 
 def _ledger_title(row: Row) -> str:
-    if matrices([row]):
-        return f"{row['kernel']} · {row['seq_q']} rows of {row['seq_kv']} columns · {row['dtype']} · {row['gpu']}"
-    length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']} queries, {row['seq_kv']} keys"
+    head_dim = "" if matrices([row]) else f" · d {row['head_dim']}"
     mask = " · causal" if row["causal"] else ""
-    return f"{row['kernel']} · length {length} · d {row['head_dim']} · {row['dtype']}{mask} · {row['gpu']}"
+    return f"{row['kernel']} · {size(row)}{head_dim} · {row['dtype']}{mask} · {row['gpu']}"
 
 
 def notes(rows: Sequence[Row], device: DeviceSpec) -> tuple[str, ...]:
-    """What a reader must know about single rows, each said once with the rows it holds for."""
+    """What a reader must know about single rows, each said once with the rows it holds for; of one kind together."""
     found: dict[str, list[Row]] = {}
-    for row in rows:
-        for text in _row_notes(row, device):
-            found.setdefault(text, []).append(row)
+    said = [(row, text) for row in rows for text in _row_notes(row, device)]
+    kinds = list(dict.fromkeys(text.partition(" (")[0] for _, text in said))
+    for row, text in sorted(said, key=lambda each: kinds.index(each[1].partition(" (")[0])):
+        found.setdefault(text, []).append(row)
     return tuple(f"{text}: {row_names(about, rows)}" for text, about in found.items())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
-from attnprof.report.workload import KERNEL, LAYOUT, REASON, STATUS, WORKLOAD, matrices
+from attnprof.report.workload import KERNEL, LAYOUT, REASON, STATUS, WORKLOAD, matrices, size
 
 # Below this a line's requests waste enough of their sectors to be listed however rarely it runs. A misaligned row of 4-
 # or 16-byte accesses touches one sector too many of 5 or 17 and is not.
@@ -137,14 +137,13 @@ def sections(row: Row, lines: int) -> tuple[Section, ...]:
 def title(row: Row) -> str:
     """``fa2 · length 256 · 2 heads · d 64 · fp16 · causal``."""
     if matrices([row]):
-        return f"{row['kernel']} · {row['seq_q']} rows of {row['seq_kv']} columns · {row['dtype']}"
-    same = row["seq_q"] == row["seq_kv"]
-    length = f"length {row['seq_q']}" if same else f"{row['seq_q']} queries, {row['seq_kv']} keys"
-    heads = f"{row['heads']} heads" if row["heads"] == row["kv_heads"] else f"{row['heads']}/{row['kv_heads']} heads"
+        return f"{row['kernel']} · {size(row)} · {row['dtype']}"
+    grouped = f"{row['heads']}/{row['kv_heads']} heads"
+    heads = units.counted(row["heads"], "head") if row["heads"] == row["kv_heads"] else grouped
     batch = f"batch {row['batch']} · " if row["batch"] > 1 else ""
     mask = " · causal" if row["causal"] else ""
     layout = f" · {row['layout']}" if row["layout"] == "bshd" else ""
-    return f"{row['kernel']} · {batch}{length} · {heads} · d {row['head_dim']} · {row['dtype']}{mask}{layout}"
+    return f"{row['kernel']} · {batch}{size(row)} · {heads} · d {row['head_dim']} · {row['dtype']}{mask}{layout}"
 
 
 def source_lines(launches: Sequence[Row], hottest: int) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attnprof.report import units
 from attnprof.report.document import Column, Row, Section
+from attnprof.report.workload import size
 
 
 def _speedup(value: float) -> str:
@@ -43,9 +44,9 @@ def sections(tunings: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
 def _heading(tuning: Mapping[str, Any]) -> str:
     parts = [
         tuning["kernel"],
-        f"length {tuning['seq_q']}" + (f" x {tuning['seq_kv']}" if tuning["seq_kv"] != tuning["seq_q"] else ""),
+        size(tuning),
         f"batch {tuning['batch']}",
-        f"{tuning['heads']} heads",
+        units.counted(tuning["heads"], "head"),
         f"d {tuning['head_dim']}",
         tuning["dtype"],
         "causal" if tuning["causal"] else "no mask",

@@ -116,6 +116,11 @@ def error(value: float | None) -> str:
     return f"{value:.1e}" if value is not None and known(value) else UNKNOWN
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """``1 head``, ``32 heads``; ``plural`` where it takes more than an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def text(value: object) -> str:
     """Any other value as it is; unknown is ``—``."""
     return str(value) if known(value) else UNKNOWN

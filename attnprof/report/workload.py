@@ -14,6 +14,15 @@ def matrices(rows: Sequence[Row]) -> bool:
     return bool(rows) and all(row.get("operation") == "softmax" and row["batch"] == row["heads"] == 1 for row in rows)
 
 
+def size(row: Row) -> str:
+    """``length 256``, ``5 queries, 1 key`` or ``11 rows of 1025 columns``."""
+    if matrices([row]):
+        return f"{units.counted(row['seq_q'], 'row')} of {units.counted(row['seq_kv'], 'column')}"
+    if row["seq_q"] == row["seq_kv"]:
+        return f"length {row['seq_q']}"
+    return f"{units.counted(row['seq_q'], 'query', 'queries')}, {units.counted(row['seq_kv'], 'key')}"
+
+
 def own_scale(rows: Sequence[Row]) -> bool:
     """Whether some row has a softmax scale other than 1/sqrt(d)."""
     return any("scale" in row and row["scale"] != 1.0 / math.sqrt(row["head_dim"]) for row in rows)

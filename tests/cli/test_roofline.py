@@ -292,3 +292,10 @@ def test_a_kernel_for_few_queries_is_listed_where_it_can_run(cli: Cli) -> None:
     assert "fa2-decode" not in listed("--seq", "4096")
     assert "fa2-decode" in listed("--seq", "1", "--kv-seq", "4096")
     assert "fa2-decode" in listed("--seq", "4096", "--kernel", "fa2-decode")
+
+
+def test_notes_of_one_kind_stand_together(cli: Cli) -> None:
+    out = cli("roofline", "--seq", "5", "--heads", "1", "--head-dim", "72", "--gpu", "H200").out
+    kinds = [line.split()[0] for line in out.splitlines() if line.startswith(("Predicted from", "The tensors fit"))]
+    assert kinds == ["Predicted"] * 3 + ["The"]
+    assert "· 1 head ·" in out
