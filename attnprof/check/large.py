@@ -23,6 +23,8 @@ from attnprof.model.workload import Workload
 
 # What judging an output takes beside the tensors.
 _MARGIN_BYTES = 1 << 30
+# Tensors with the heads inside the sequence are transposed for the kernel, and back to be judged.
+_COPIES_OF_OTHER_LAYOUT = 3
 
 # Few queries, as a decode kernel takes them. In the first K, V, dK, dV and the scores have more than 2^31 elements.
 # In the second Q, O and dQ have, and there are more heads than one dimension of a grid holds beside x.
@@ -71,6 +73,8 @@ def _row(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) ->
         verdict = _verdict(spec, case, executor, seed)
     except (OutOfMemory, UnsupportedWorkload) as problem:
         return row(CheckStatus.SKIPPED, problem.message)
+    except MemoryError:
+        return row(CheckStatus.SKIPPED, "out of memory on the host")
     except ContextLost as error:
         return row(CheckStatus.FAIL, error.message, lost=True)
     except AttnprofError as error:
@@ -85,7 +89,10 @@ def _verdict(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int
     if reason is not None:
         raise UnsupportedWorkload(reason)
     plan = spec.plan(case.workload, executor.device)
-    needed = sum(tensor.nbytes for tensor in plan.tensors if tensor.role != "scratch") + _MARGIN_BYTES
+    needed = sum(tensor.nbytes for tensor in plan.tensors if tensor.role != "scratch")
+    if spec.layout == "bshd":
+        needed *= _COPIES_OF_OTHER_LAYOUT
+    needed += _MARGIN_BYTES
     available = available_bytes()
     if available is not None and available < needed:
         raise OutOfMemory(needed, available, "on the host")

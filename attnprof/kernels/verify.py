@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnprof.kernels import sampling
 from attnprof.kernels.spec import RoundingPoint
 from attnprof.model.dtypes import Dtype
 from attnprof.model.reference import attention_rows
@@ -41,8 +42,8 @@ LUCK = 0.25
 WORK_LIMIT_FLOPS = 16_000_000_000
 # Chunks of rows that it may compare: each takes some 0.1 ms besides.
 MOST_CHUNKS = 4096
-# Rows of a chunk when every row is checked, and when rows are sampled. Sampled chunks straddle tile edges.
-WHOLE_CHUNK, SAMPLED_CHUNK = 128, 8
+# Rows of a chunk when every row is checked.
+WHOLE_CHUNK = 128
 
 # Elements searched for NaN at once: what a core's cache holds.
 _SCAN_ELEMENTS = 1 << 19
@@ -117,52 +118,19 @@ def verify(
 
 
 def sample_rows(workload: Workload, work_limit_flops: int = WORK_LIMIT_FLOPS) -> tuple[Chunk, ...]:
-    """The rows to check: all of them where that is cheap, else chunks that straddle the edges of tiles.
-
-    Sampled heads: the first, the last, and some between, each with its first rows, last rows, and rows around
-    multiples of 128 near the start, middle and end. The same workload always gives the same rows.
-    """
+    """The rows to check: all of them where that is cheap, else those of `attnprof.kernels.sampling`."""
     w = workload
     # Forward FLOPs of three products over [V, |V|] and of the yardstick, against 4·d a pair.
     cost_per_row = 10 * w.seq_kv * w.head_dim
     chunks_of_all = w.batch * w.heads * -(-w.seq_q // WHOLE_CHUNK)
     if w.rows * cost_per_row <= work_limit_flops and chunks_of_all <= MOST_CHUNKS:
-        return tuple(
-            Chunk(batch, head, start, min(start + WHOLE_CHUNK, w.seq_q))
-            for batch in range(w.batch)
-            for head in range(w.heads)
-            for start in range(0, w.seq_q, WHOLE_CHUNK)
-        )
-    starts = sorted({min(max(start, 0), max(w.seq_q - SAMPLED_CHUNK, 0)) for start in interesting_starts(w.seq_q)})
-    affordable = min(max(work_limit_flops // (cost_per_row * SAMPLED_CHUNK), 1), MOST_CHUNKS)
-    heads = spread(w.batch * w.heads, max(affordable // len(starts), 2))
-    chunks = [
-        Chunk(index // w.heads, index % w.heads, start, min(start + SAMPLED_CHUNK, w.seq_q))
-        for index in heads
-        for start in starts
-    ]
-    if len(chunks) <= affordable:
-        return tuple(chunks)
-    return tuple(chunks[index] for index in spread(len(chunks), affordable))
-
-
-def interesting_starts(seq_q: int) -> Iterator[int]:
-    """Where sampled chunks of a sequence start: at its ends, and around multiples of 64 and 128."""
-    half = SAMPLED_CHUNK // 2
-    middle, last = seq_q // 2 // 128 * 128, (seq_q - 1) // 128 * 128
-    yield 0
-    yield seq_q - SAMPLED_CHUNK
-    for edge in (64, 128, middle, middle + 64, last, last - 64):
-        yield edge - half
-
-
-def spread(total: int, wanted: int) -> list[int]:
-    """At most ``wanted`` indices of ``range(total)``, evenly spread, the first and the last among them."""
-    if wanted >= total:
-        return list(range(total))
-    if wanted == 1:
-        return [total - 1]
-    return sorted({round(step * (total - 1) / (wanted - 1)) for step in range(wanted)})
+        length = WHOLE_CHUNK
+        chosen = [(head, start) for head in range(w.batch * w.heads) for start in range(0, w.seq_q, length)]
+    else:
+        length = sampling.CHUNK
+        affordable = min(max(work_limit_flops // (cost_per_row * length), 1), MOST_CHUNKS)
+        chosen = sampling.sampled_chunks(w.batch * w.heads, w.seq_q, affordable)
+    return tuple(Chunk(*divmod(head, w.heads), start, min(start + length, w.seq_q)) for head, start in chosen)
 
 
 def _by_kv_head(workload: Workload, chunks: Sequence[Chunk]) -> Iterator[tuple[tuple[int, int], list[Chunk]]]:

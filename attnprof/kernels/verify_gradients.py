@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnprof.kernels.sampling import CHUNK, sampled_chunks
 from attnprof.kernels.spec import RoundingPoint
 from attnprof.kernels.verify import (
     ERROR_FACTOR,
     LUCK,
     ROW_FACTOR,
-    SAMPLED_CHUNK,
     UNIT_ROUNDOFF,
     WHOLE_CHUNK,
     WORK_LIMIT_FLOPS,
     Verification,
     element_fault,
     empty_rows,
-    interesting_starts,
-    spread,
 )
 from attnprof.model.dtypes import Dtype
 from attnprof.model.reference import attention_rows, gradient_scores
@@ -47,8 +45,8 @@ FP32_SUMS = 2.0**-20
 _FLOPS_A_PAIR = 30
 # Scores held at once, as in `attnprof.model.reference`.
 _SCORES_AT_ONCE = 1 << 21
-# KV heads, over all batches, that are compared: each takes milliseconds besides.
-_MOST_GROUPS = 256
+# KV heads, over all batches, that are compared whole, and chunks that are where not all are: each takes milliseconds.
+_MOST_GROUPS, _MOST_CHUNKS = 256, 512
 
 
 def verify_gradients(
@@ -115,25 +113,16 @@ def _fault(workload: Workload, outputs: Mapping[str, Array]) -> str | None:
 
 
 def _samples(workload: Workload, work_limit_flops: int) -> Iterator[tuple[int, int, list[tuple[str, int]]]]:
-    """Chunks of queries and of keys, by batch and KV head: the first and the last of these, and both ends of each.
-
-    With more KV heads where there is work left for them.
-    """
+    """Chunks of queries and of keys, by batch and KV head: see `attnprof.kernels.sampling`."""
     w = workload
     group = w.heads // w.kv_heads
-    cost = _FLOPS_A_PAIR * w.head_dim * SAMPLED_CHUNK * (w.seq_kv + group * w.seq_q)  # of a chunk of each kind
-    affordable = max(work_limit_flops // cost, 1)
-    starts = {}
+    cost = _FLOPS_A_PAIR * w.head_dim * CHUNK * (w.seq_kv + group * w.seq_q)  # of a chunk of each kind
+    affordable = min(max(work_limit_flops // cost, 1), _MOST_CHUNKS)
+    chosen: dict[int, list[tuple[str, int]]] = {}
     for kind, length in (("queries", w.seq_q), ("keys", w.seq_kv)):
-        last = max(length - SAMPLED_CHUNK, 0)
-        starts[kind] = sorted({min(max(start, 0), last) for start in interesting_starts(length)})
-    most = max(map(len, starts.values()))
-    heads = spread(w.batch * w.kv_heads, min(max(affordable // most, 2), _MOST_GROUPS))
-    for head in heads:
-        chunks = []
-        for kind, of_kind in starts.items():
-            chosen = spread(len(of_kind), max(affordable // len(heads), 1))
-            chunks += [(kind, of_kind[index]) for index in chosen]
+        for head, start in sampled_chunks(w.batch * w.kv_heads, length, affordable):
+            chosen.setdefault(head, []).append((kind, start))
+    for head, chunks in sorted(chosen.items()):
         yield head // w.kv_heads, head % w.kv_heads, chunks
 
 
@@ -189,17 +178,17 @@ class _Group:
             self._take_keys(slice(start, min(start + WHOLE_CHUNK, w.seq_kv)), totals, first=0)
 
     def queries(self, start: int) -> None:
-        """Compare a chunk of dQ in the first and in the last head of the group."""
-        rows = slice(start, min(start + SAMPLED_CHUNK, self._w.seq_q))
-        for head in sorted({self._heads[0], self._heads[-1]}):
+        """Compare a chunk of dQ in the last head of the group, and in another one for each place."""
+        rows = slice(start, min(start + CHUNK, self._w.seq_q))
+        for head in sorted({self._heads[start // CHUNK % len(self._heads)], self._heads[-1]}):
             self._take_dq(head, rows, self._block(head, rows, slice(0, self._w.seq_kv), exact=True))
 
     def keys(self, start: int) -> None:
         """Compare a chunk of dK and dV."""
         w = self._w
-        keys = slice(start, min(start + SAMPLED_CHUNK, w.seq_kv))
+        keys = slice(start, min(start + CHUNK, w.seq_kv))
         totals = _KeyTotals(w, keys.stop - keys.start)
-        step = _SCORES_AT_ONCE // SAMPLED_CHUNK
+        step = _SCORES_AT_ONCE // CHUNK
         for head in self._heads:
             for first in range(0, w.seq_q, step):
                 rows = slice(first, min(first + step, w.seq_q))

@@ -82,6 +82,21 @@ def test_what_the_device_or_the_host_cannot_hold_is_skipped_with_what_it_needs(m
     assert [row.status for row in rows_of(FakeExecutor())] == [CheckStatus.PASS] * 2
 
 
+def test_an_allocation_that_the_host_refuses_is_skipped() -> None:
+    def refuse(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise MemoryError
+
+    assert {row.status for row in rows_of(FakeExecutor(compute=refuse))} == {CheckStatus.SKIPPED}
+
+
+def test_a_kernel_of_the_other_layout_needs_room_for_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, _) = rows_of(FakeExecutor())
+    monkeypatch.setattr(large, "_MARGIN_BYTES", 0)
+    monkeypatch.setattr(large, "available_bytes", lambda: 6 * 2**20)  # Q, K, V and O take 5.2 MB
+    assert rows_of(FakeExecutor())[0].status is first.status is CheckStatus.PASS
+    assert rows_of(FakeExecutor(), layout="bshd")[0].status is CheckStatus.SKIPPED
+
+
 def test_a_crash_fails_and_the_next_workload_still_runs() -> None:
     def fault(plan: LaunchPlan) -> None:
         if plan.tensor("q").shape[0] == 1:

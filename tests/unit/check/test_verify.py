@@ -268,6 +268,16 @@ def test_the_place_of_an_element_that_is_not_finite_is_named(
     assert "is never written" in str(element_fault("o", o, Dtype.FP16))
 
 
+@pytest.mark.parametrize("first", [16, 32, 48])
+def test_the_rows_of_one_warp_in_every_tile_of_a_sampled_output_are_missed(first: int) -> None:
+    inputs, o, lse = computed(WORKLOAD, ROUNDS["fused"])
+    for row in range(first, WORKLOAD.seq_q, 64):
+        o[:, :, row : row + 16] = 0
+    verdict = verify(WORKLOAD, ("p", "o"), inputs, o, lse, work_limit_flops=16 * 8 * 10 * WORKLOAD.seq_kv * 64)
+    assert verdict.rows_checked < verdict.rows_total
+    assert not verdict.passed
+
+
 def test_sampling_never_fails_for_want_of_budget() -> None:
     chunks = sample_rows(Workload.of(2**20, heads=2), 1)
     assert len(chunks) == 1

@@ -183,6 +183,7 @@ def test_large_workloads_are_sampled() -> None:
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])
 def test_of_many_small_heads_the_last_is_among_the_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnprof.kernels.verify_gradients._MOST_GROUPS", 3)
+    monkeypatch.setattr("attnprof.kernels.verify_gradients._MOST_CHUNKS", 3)
     workload = backward(2, seq_kv=3, batch=50, heads=1, head_dim=64)
     verdict = judge(workload, lambda outputs: None)
     assert verdict.passed, verdict.detail
