@@ -37,7 +37,7 @@ def check(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Check numerics and resources of the kernels.
 
@@ -54,7 +54,7 @@ def check(
     from attnprof.report import check as view
 
     env = context.obj
-    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     names = [name.value for name in Check if name is not Check.TRAP]
     if traps and only:
         raise UsageError("--traps and --check exclude each other", "leave one of them out")

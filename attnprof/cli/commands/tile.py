@@ -66,7 +66,7 @@ def tile(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Show shared memory, occupancy and bank conflicts of a tile.
 
@@ -76,7 +76,7 @@ def tile(
     from attnprof.model.dtypes import Dtype
     from attnprof.model.layouts import Layout
 
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     typed = TileOptions(
         block_q=_optional(block_q, "--block-q", "64"),
         block_kv=_optional(block_kv, "--block-kv", "64"),
