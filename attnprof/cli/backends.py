@@ -40,13 +40,13 @@ class Checker:
     """What ``check`` runs kernels on.
 
     Attributes:
-        executor: the GPU or the emulator; None where there is neither.
+        executor: the GPU or the emulator.
         line: which one, for the heading.
         reason: why it is not the GPU; None when it is.
         gpu: the executor again where it is a GPU, which can also time.
     """
 
-    executor: Executor | None
+    executor: Executor
     line: str
     reason: str | None
     gpu: TimedExecutor | None = None
@@ -121,7 +121,8 @@ def open_checker(backend: str | None, compiler: Compiler) -> Checker:
     """What ``check`` runs kernels on: the GPU if there is one, else the emulator.
 
     Raises:
-        EnvironmentProblem: ``backend`` names one that can't be had.
+        EnvironmentProblem: ``backend`` names one that can't be had, or there is neither: without NVRTC nothing can be
+            compiled, let alone run.
     """
     if backend == "gpu":
         return _on_gpu(open_gpu())
@@ -134,8 +135,7 @@ def open_checker(backend: str | None, compiler: Compiler) -> Checker:
     try:
         return _on_emulator(compiler, no_gpu)
     except EnvironmentProblem as problem:
-        hint = f" ({problem.hint})" if problem.hint else ""
-        return Checker(None, f"nothing: {no_gpu}; no emulator: {problem.message}{hint}", f"{no_gpu}; {problem.message}")
+        raise EnvironmentProblem(f"nothing can be checked: {no_gpu}; {problem.message}", problem.hint) from problem
 
 
 def open_tracer(compiler: Compiler, device: DeviceSpec) -> EmulatorExecutor:
@@ -149,17 +149,6 @@ def open_tracer(compiler: Compiler, device: DeviceSpec) -> EmulatorExecutor:
 
     nvrtc.version()
     return EmulatorExecutor(compiler, device, mode=Mode.ALL, on_fault="record", find_nans=True)
-
-
-def stands_for(where: Checker) -> tuple[DeviceSpec, str]:
-    """The device and architecture that checks are about: the executor's, or the default GPU's where there is none."""
-    if where.executor is not None:
-        return where.executor.device, where.executor.arch
-    from attnprof.kernels.spec import sm_name
-    from attnprof.model import devices
-
-    device = devices.find(devices.DEFAULT_GPU)
-    return device, sm_name(device.compute_capability)
 
 
 def open_counter(compiler: Compiler, device: DeviceSpec) -> Counter | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,13 +22,24 @@ MATRIX_BYTES = 2**30
 # What --variant calls the kernel itself, and that with all its variants.
 BASE, ALL_VARIANTS = "base", "all"
 
-_WORKLOAD = "Workload"
-_FORMAT = "Output"
+# What means something for attention only: a matrix has rows and columns.
+_OF_ATTENTION = ("--batch", "--heads", "--kv-heads", "--head-dim", "--scale", "--pass", "--layout")
 
-Seq = Annotated[
-    list[str] | None,
-    typer.Option("--seq", metavar="N", help="Sequence length: 4096, 4k, 1k,2k, 1k:32k:x2 or 1k:8k:+1k. Repeatable."),
-]
+
+def _seq(default: str) -> Any:
+    forms = "4096, 4k, 1k,2k, 1k:32k:x2 or 1k:8k:+1k"
+    return typer.Option("--seq", metavar="N", help=f"Sequence length: {forms}. Repeatable.  [default: {default}]")
+
+
+def _rows(default: str) -> Any:
+    return typer.Option("--rows", metavar="N", help=f"Softmax kernels: rows of the matrix.  [default: {default}]")
+
+
+# On the emulator less shows the same.
+Seq = Annotated[list[str] | None, _seq("1k:32k:x2")]
+EmulatedSeq = Annotated[list[str] | None, _seq("256")]
+Rows = Annotated[list[str] | None, _rows("for 1 GiB")]
+EmulatedRows = Annotated[list[str] | None, _rows("64")]
 KvSeq = Annotated[
     list[str] | None, typer.Option("--kv-seq", metavar="N", help="Number of keys, where it differs from --seq.")
 ]
@@ -78,10 +89,6 @@ LayoutName = Annotated[
         help="Axes of Q, K, V and O in memory: heads outside the sequence, or inside it (no copy).",
     ),
 ]
-Rows = Annotated[
-    list[str] | None,
-    typer.Option("--rows", metavar="N", help="Softmax kernels: rows of the matrix.  [default: for 1 GiB]"),
-]
 Cols = Annotated[
     list[str] | None,
     typer.Option("--cols", metavar="N", help="Softmax kernels: columns of the matrix, instead of --seq; as --seq."),
@@ -95,11 +102,27 @@ Tuned = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Strict JSON on stdout.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
 Md = Annotated[bool, typer.Option("--md", help="Markdown on stdout.")]
-OutputFile = Annotated[
-    str | None,
-    typer.Option("--output", metavar="FILE", help="Save to a file as well; .json, .csv, .md or .txt."),
+OutputFiles = Annotated[
+    list[str] | None,
+    typer.Option("--output", metavar="FILE", help="Save to a file as well; .json, .csv, .md or .txt. Repeatable."),
 ]
 Seed = Annotated[str, typer.Option("--seed", metavar="N", help="Seed of the random inputs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The command that was run, and which of its options were typed: a default may be typed, too."""
+
+    command: str = "roofline"
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Typed:
+        """What the context has of the command line; options by their first name, in the order of the help."""
+        sources = ((each.opts[0], context.get_parameter_source(each.name or "")) for each in context.command.params)
+        # By name: Typer vendors Click from some version on, with an enumeration of its own.
+        typed = tuple(name for name, source in sources if source is not None and source.name == "COMMANDLINE")
+        return cls(context.info_name or "", typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +142,7 @@ class WorkloadOptions:
     cols: Sequence[str] | None = None
     scale: str | None = None
     layout: str = "bhsd"
+    typed: Typed = Typed()
 
     def sweep(
         self, kernel_names: Sequence[str] | None, variants: Sequence[str] | None = None
@@ -130,17 +154,11 @@ class WorkloadOptions:
         Raises:
             UsageError: a value that is not allowed, or kernels that do not compute what the options describe.
         """
-        from attnprof.model.workload import Pass
-
         matrices = self.rows is not None or self.cols is not None
         specs = kernels(kernel_names)
         named = values.kernel_names(kernel_names or [])
-        if not named or (matrices and "all" in named):
-            operation = "softmax" if matrices else "attention"
-            specs = tuple(spec for spec in specs if spec.operation == operation)
-        if not named and not matrices:
-            direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
-            specs = tuple(spec for spec in specs if spec.direction is direction)
+        if whole_catalogue(kernel_names):
+            specs = self._fitting(specs, named, matrices=matrices)
         if variants is not None:
             specs = with_variants(specs, kernel_names, variants)
         others = [spec.name for spec in specs if spec.operation != "softmax"]
@@ -154,28 +172,35 @@ class WorkloadOptions:
         workloads = self._matrices() if matrices else self.workloads()
         if not named:
             specs = tuple(spec for spec in specs if not spec.niche or _any_runs(spec, workloads))
-        return tuple(spec.laid_out(self._layout(matrices=matrices)) for spec in specs), workloads
+        return tuple(spec.laid_out(self._layout()) for spec in specs), workloads
 
-    def _layout(self, *, matrices: bool) -> Layout:
+    def _fitting(self, specs: Sequence[KernelSpec], named: Sequence[str], *, matrices: bool) -> tuple[KernelSpec, ...]:
+        """Of all kernels those of the operation and the pass; and those that were named besides ``all``."""
+        from attnprof.kernels import catalogue
+        from attnprof.model.workload import Pass
+
+        asked = {spec.name for spec in catalogue.select(name for name in named if name != "all")}
+        if matrices:
+            return tuple(spec for spec in specs if spec.name in asked or spec.operation == "softmax")
+        direction = Pass(values.choice(self.direction, "--pass", [p.value for p in Pass]))
+        # A softmax kernel can stand for the scores of an attention, where all are wanted.
+        operations = ("attention", "softmax") if named else ("attention",)
+        return tuple(
+            spec
+            for spec in specs
+            if spec.name in asked or (spec.operation in operations and spec.direction is direction)
+        )
+
+    def _layout(self) -> Layout:
         from attnprof.kernels.spec import LAYOUTS
 
-        layout = next(name for name in LAYOUTS if name == values.choice(self.layout, "--layout", LAYOUTS))
-        if matrices and layout != LAYOUTS[0]:
-            raise UsageError("softmax kernels take a matrix, which has no heads to lay out", "leave out --layout")
-        return layout
+        return next(name for name in LAYOUTS if name == values.choice(self.layout, "--layout", LAYOUTS))
 
     def _matrices(self) -> tuple[Workload, ...]:
         from attnprof.model.dtypes import Dtype
         from attnprof.model.workload import Workload
 
-        if self.seq is not None or self.kv_seq is not None:
-            raise UsageError(
-                "--cols and --seq exclude each other", "attnprof bench --kernel softmax-fused --cols 1k:32k:x2"
-            )
-        if self.causal:
-            raise UsageError("softmax kernels take no causal mask", "leave out --causal")
-        if self.scale is not None:
-            raise UsageError("softmax kernels take no scale", "leave out --scale")
+        self._refuse_attention()
         if self.cols is None:
             raise UsageError("--rows needs --cols", "for example: --cols 4096 --rows 1024")
         columns = values.counts(self.cols, "--cols", largest=values.MAX_LENGTH, example="4096")
@@ -186,6 +211,24 @@ class WorkloadOptions:
             Workload.of(r or max(1, MATRIX_BYTES // (c * dtype.itemsize)), seq_kv=c, heads=1, dtype=dtype)
             for dtype, c, r in itertools.product(dtypes, columns, rows or (0,))
         )
+
+    def _refuse_attention(self) -> None:
+        """Refuse options that a matrix has no use for."""
+        matrix = f"attnprof {self.typed.command} --cols 4096"
+        typed = self.typed.options
+        lengths = [name for name in typed if name in ("--seq", "--kv-seq")]
+        if lengths:
+            of_matrix = next(name for name in typed if name in ("--rows", "--cols"))
+            raise UsageError(
+                f"{of_matrix} and {lengths[0]} exclude each other",
+                f"softmax kernels: {matrix}; attention: attnprof {self.typed.command} --seq 256",
+            )
+        # --no-causal says what is so.
+        others = [name for name in typed if name in _OF_ATTENTION or (name == "--causal" and self.causal)]
+        if others:
+            raise UsageError(
+                f"softmax kernels take no {', '.join(others)}", f"they take --rows, --cols and --dtype: {matrix}"
+            )
 
     def workloads(self, default_seq: str = "1k:32k:x2") -> tuple[Workload, ...]:
         """Every combination of the values that were given, lengths first.
@@ -252,6 +295,11 @@ def kernels(names: Sequence[str] | None) -> tuple[KernelSpec, ...]:
     if not names:
         return catalogue.builtin()
     return catalogue.select(values.kernel_names(names))
+
+
+def whole_catalogue(names: Sequence[str] | None) -> bool:
+    """Whether no kernel was chosen, or ``all``."""
+    return not names or "all" in values.kernel_names(names)
 
 
 def _any_runs(spec: KernelSpec, workloads: Sequence[Workload]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +21,7 @@ _BY_EXTENSION: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "md",
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command writes: ``format`` on stdout, and ``file_format`` to ``file`` if there is one.
+    """What a command writes: ``format`` on stdout, and each of ``files`` in its own format.
 
     A file is replaced as a whole (written beside its name, then renamed): a reader never meets half of it, and a
     crash leaves the last whole version.
@@ -28,8 +29,7 @@ class Output:
 
     environment: Environment
     format: Format = "table"
-    file: Path | None = None
-    file_format: Format = "table"
+    files: tuple[tuple[Path, Format], ...] = ()
 
     def show(self, report: Report) -> None:
         """Print the report, and save it."""
@@ -40,20 +40,23 @@ class Output:
         env.out(render(report, self.format, TextStyle(env.width, env.colour, env.unicode)))
 
     def save(self, report: Report) -> None:
-        """Write the file, if one was asked for."""
-        if self.file is None:
+        """Write the files that were asked for."""
+        if not self.files:
             return
         from attnprof.bench.store import write_atomically
         from attnprof.report.table import PLAIN
 
-        text = render(report, self.file_format, PLAIN)
-        if self.file.exists() and not self.file.is_file():
-            self.file.write_text(text, encoding="utf-8", newline="\n")  # a device or a pipe can't be replaced
-        else:
-            write_atomically(self.file, text)
+        for path, form in self.files:
+            text = render(report, form, PLAIN)
+            if path.exists() and not path.is_file():
+                path.write_text(text, encoding="utf-8", newline="\n")  # a device or a pipe can't be replaced
+            else:
+                write_atomically(path, text)
 
 
-def output(environment: Environment, *, as_json: bool, as_csv: bool, as_md: bool, file: str | None) -> Output:
+def output(
+    environment: Environment, *, as_json: bool, as_csv: bool, as_md: bool, files: Sequence[str] | None
+) -> Output:
     """The output that the options describe; a place that can't be written is refused before any work is done.
 
     Raises:
@@ -67,11 +70,16 @@ def output(environment: Environment, *, as_json: bool, as_csv: bool, as_md: bool
             f"--{chosen[0]} and --{chosen[1]} exclude each other",
             f"choose one for stdout; a file's format comes from its name: --{chosen[0]} --output run.{chosen[1]}",
         )
-    on_stdout = chosen[0] if chosen else "table"
-    if file is None:
-        return Output(environment, on_stdout)
+    otherwise = chosen[0] if chosen else None
+    return Output(environment, otherwise or "table", tuple(_checked(file, otherwise) for file in files or ()))
+
+
+def _checked(file: str, otherwise: Format | None) -> tuple[Path, Format]:
+    """Where ``--output`` writes, in the format that its name tells, or in ``otherwise``."""
+    if not file.strip():
+        raise UsageError("--output is empty", "for example: --output run.json")
     path = Path(file).expanduser()
-    file_format = _BY_EXTENSION.get(path.suffix.lower()) or (chosen[0] if chosen else None)
+    file_format = _BY_EXTENSION.get(path.suffix.lower()) or otherwise
     if file_format is None:
         raise UsageError(
             f"--output {file}: the name does not tell the format",
@@ -83,7 +91,7 @@ def output(environment: Environment, *, as_json: bool, as_csv: bool, as_md: bool
         raise UsageError(f"--output {file}: there is no folder {path.parent}", f"mkdir -p {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"--output {file}: no permission to write there", "give --output another place")
-    return Output(environment, on_stdout, path, file_format)
+    return path, file_format
 
 
 def render(report: Report, form: Format, style: TextStyle) -> str:

@@ -44,15 +44,14 @@ def run(
     from attnprof.check.trap_runner import TrapRunner
     from attnprof.report import traps as view
 
-    device, arch = backends.stands_for(where)
+    device = where.executor.device
     runner = TrapRunner(
         where.executor,
         backends.open_counter(compiler, device),
         compiler,
         device,
-        arch,
+        where.executor.arch,
         timer=backends.open_timer(where, seed),
-        no_executor=where.reason or "",
         seed=seed,
         progress=progress.step,
     )
@@ -80,14 +79,13 @@ def _report(rows: list[dict[str, Any]], where: backends.Checker, *, interrupted:
     from attnprof.report import traps as view
     from attnprof.report.document import Report, Section
 
-    device, _ = backends.stands_for(where)
     return Report(
         "check",
         view.COLUMNS,
         (Section((gpus.labelled("Runs on", where.line),), rows, view.notes(rows)),),
         fields={
-            "device": device.as_json(),
-            "backend": where.executor.backend if where.executor is not None else None,
+            "device": where.executor.device.as_json(),
+            "backend": where.executor.backend,
             "reason": where.reason,
             "interrupted": interrupted,
             "summary": counts.counts(rows),

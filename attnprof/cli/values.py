@@ -144,10 +144,13 @@ def _range(item: str, option: str, largest: int, example: str) -> tuple[int, ...
     step = parts[2]
     if step[:1] not in ("x", "X", "+"):
         raise UsageError(f"{option} {item!r}: the step {step!r} starts with neither x nor +", form)
-    by = count(step[1:], f"{option} {item}: step", largest=largest, example="x2")
+    try:
+        by = count(step[1:], f"{option} {item}: step", largest=largest)
+    except UsageError as error:
+        raise UsageError(error.message, form) from None
     if first > last:
         raise UsageError(
-            f"{option} {item!r} runs backwards", f"put the smaller end first: {parts[1]}:{parts[0]}:{step}"
+            f"{option} {item!r} runs backwards", f"put the smaller end first: {option} {parts[1]}:{parts[0]}:{step}"
         )
     if step[0] == "+":
         if (last - first) // by >= MAX_SWEEP:

@@ -29,6 +29,7 @@ class StageRoof:
         time_s: the longest of them; ``None`` when one is unknown.
         bound: the unit that takes longest; ``None`` likewise.
         imbalance: how much longer the SM-side units take for the schedule: 1.0 at perfect balance.
+        blocks: thread blocks of a launch; ``None`` where the stage has no schedule.
         predicted_time_s: with the imbalance and its launches.
     """
 
@@ -37,6 +38,7 @@ class StageRoof:
     time_s: float | None
     bound: Unit | None
     imbalance: float
+    blocks: int | None
     predicted_time_s: float | None
 
 
@@ -145,6 +147,7 @@ def row(
                 "roof_time_s": stage.time_s,
                 "predicted_time_s": stage.predicted_time_s,
                 "imbalance": stage.imbalance,
+                "blocks": stage.blocks,
                 "unit_time_s": dict(stage.unit_time_s),
             }
             for stage in roof.stages
@@ -181,13 +184,15 @@ def _stage_roof(stage: Stage, limits: Ceilings, sm_count: int) -> StageRoof:
             ceiling = limits.get(unit)
             times[unit] = None if ceiling is None else demanded[unit] / ceiling.per_s
     longer = imbalance(stage.schedule, sm_count) if stage.schedule is not None else 1.0
+    blocks = stage.schedule.blocks if stage.schedule is not None else None
     known = {unit: time_s for unit, time_s in times.items() if time_s is not None}
     if len(known) < len(times):
-        return StageRoof(stage.name, times, None, None, longer, None)
+        return StageRoof(stage.name, times, None, None, longer, blocks, None)
     bound = max(known, key=lambda unit: known[unit], default=None)
     time_s = known[bound] if bound is not None else 0.0
     slowest_s = max((known[unit] if unit == "hbm" else known[unit] * longer for unit in known), default=0.0)
-    return StageRoof(stage.name, times, time_s, bound, longer, slowest_s + stage.launches * LAUNCH_OVERHEAD_S)
+    predicted_s = slowest_s + stage.launches * LAUNCH_OVERHEAD_S
+    return StageRoof(stage.name, times, time_s, bound, longer, blocks, predicted_s)
 
 
 def _bound(stages: tuple[StageRoof, ...]) -> Unit | None:

@@ -43,11 +43,15 @@ COLUMNS: tuple[Column, ...] = (
 # What a row says whose tiles are not the kernel's own.
 TUNED = "tiles kept by bench --tune; --no-tuned takes the built-in ones"
 
+# The share of the roof below which a loss is no reason for a note.
+_NOTEWORTHY = 0.1
+
 LEGEND = (
     "HBM: predicted traffic, the sum of the ledger (--ledger shows it); GB is 1e9 bytes.",
     "FLOP/B: FLOP an HBM byte; below the knee HBM binds, above it the tensor cores, or softmax if that is slower.",
     "Roof: the longest of work / ceiling, added over the kernels launched; at these ceilings, no less.",
     "Predicted: the roof, with uneven work on the SMs and launches.",
+    "vs naive: a ratio of roofs, not of predicted times.",
 )
 
 
@@ -133,6 +137,8 @@ def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
         texts.append(f"Unknown roof ({row['reason']})")
     if row["unsupported"]:
         texts.append(f"Predicted from its ledger, but the kernel cannot run this ({row['unsupported']})")
+    if _starves(row, device):
+        texts.append(f"Fewer blocks than the {device.sm_count} SMs, which cannot draw the full HBM rate")
     if device.hbm_bytes is not None and row["footprint_bytes"] > device.hbm_bytes:
         texts.append(f"Needs more memory than the {units.short_binary_bytes(device.hbm_bytes)} of this GPU")
     if row["l2_resident"]:
@@ -145,3 +151,16 @@ def _row_notes(row: Row, device: DeviceSpec) -> list[str]:
         l2 = units.short_binary_bytes(device.l2_bytes)
         texts.append(f"{what} fit the L2 cache of {l2}, so a run {run} can beat the roof")
     return texts
+
+
+def _starves(row: Row, device: DeviceSpec) -> bool:
+    """Whether stages that HBM binds leave too many SMs without a block for the full rate, which is predicted."""
+    if row["roof_time_s"] is None:
+        return False
+    # What would be lost if an SM drew no more than its share.
+    lost_s = sum(
+        stage["roof_time_s"] * (1 - stage["blocks"] / device.sm_count)
+        for stage in row["stages"]
+        if stage["bound"] == "hbm" and stage["blocks"] is not None and stage["blocks"] < device.sm_count
+    )
+    return bool(lost_s > _NOTEWORTHY * row["roof_time_s"])

@@ -67,7 +67,7 @@ def report(
     final = steps[-1]
     heading = (
         f"{_counted(len(x), 'number')}, {_counted(len(steps), 'block')} of {min(block, len(x))}",
-        "each block: m = max(m_old, block), l = l_old · exp(m_old − m) + sum of exp(x − m)",
+        "each block: m = max(m_old, block), l = l_old * exp(m_old − m) + sum of exp(x − m)",
     )
     rows = [
         {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from attnprof.model.banks import BANK_BYTES, BANKS, WARP
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.layouts import Layout
 from attnprof.model.occupancy import Occupancy
@@ -150,9 +151,11 @@ def conflict_notes(rows: Sequence[Row], choice: TileChoice) -> tuple[str, ...]:
     column = next(row for row in rows if row["name"] == "column_read")
     padded, cure = column["layouts"]["pad"], column["conflict_free_pad"]
     if padded is not None and padded["degree"] > 1 and cure is not None:
+        tile = replace(choice, layout=Layout.PAD).tile()
+        starts = {tile.address(row, 0) // BANK_BYTES % BANKS for row in range(WARP)}
         found.append(
-            f"column_read is {_degree(padded['degree'])} with {choice.pad} elements of padding: it reads 32 rows at "
-            "once, and every eighth starts in the same bank."
+            f"column_read is {_degree(padded['degree'])} with {units.counted(choice.pad, 'element')} of padding: it "
+            f"reads {WARP} rows at once, which start in {units.counted(len(starts), 'bank')}."
         )
         if cure % 8:
             found.append(

@@ -42,7 +42,7 @@ class Compiler:
 
 @pytest.fixture
 def check(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs ``check`` on what is given; without an executor there is neither a GPU nor an emulator."""
+    """Runs ``check`` on what is given; without an executor there is neither a GPU nor NVRTC."""
 
     def run(executor: FakeExecutor | None, *arguments: str, compiler: Any = None, **variables: Any) -> Result:
         def open_gpu() -> FakeExecutor:
@@ -65,13 +65,35 @@ def check(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "md", "json"])
-def test_without_anything_to_run_on(check: Callable[..., Result], snapshot: Snapshot, form: str) -> None:
-    result = check(None, *([] if form == "table" else [f"--{form}"]))
+def test_on_the_emulator(check: Callable[..., Result], snapshot: Snapshot, form: str) -> None:
+    # Without the numerics, whose figures are NumPy's.
+    checks = ("--check", "compile,spills,shared-memory,occupancy,large-tensors,determinism")
+    result = check(FakeExecutor(backend="emulator"), *checks, *([] if form == "table" else [f"--{form}"]))
     assert result.code == 0
     snapshot(f"check.{'txt' if form == 'table' else form}", result.out)
     if form == "table":
-        assert result.out.endswith("8 passed, 0 failed, 3 skipped\n")
-        assert "skipped: fa2[causal] numerics, fa2[causal] large-tensors, fa2[causal] determinism: no GPU" in result.out
+        assert result.out.endswith("8 passed, 0 failed, 2 skipped\n")
+        assert "skipped: fa2[causal] large-tensors" in result.out
+
+
+@pytest.mark.parametrize("option", [(), ("--check", "compile"), ("--traps", "--kernel", "fa2")])
+def test_with_neither_a_gpu_nor_nvrtc_it_ends_at_once(check: Callable[..., Result], option: tuple[str, ...]) -> None:
+    compiler = Compiler()
+    result = check(None, *option, compiler=compiler)
+    assert (result.code, result.out, compiler.asked_ahead) == (2, "", [])
+    assert result.err == (
+        "error: nothing can be checked: no GPU: there is no NVIDIA driver; NVRTC is missing\n"
+        "hint: pip install 'attnprof[nvrtc]'\n"
+    )
+
+
+def test_a_check_that_no_kernel_has(check: Callable[..., Result]) -> None:
+    result = check(FakeExecutor(backend="emulator"), "--check", "overflow")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "error: --check overflow is for kernels whose logits have a limit; without one: fa2[causal]\n"
+        "hint: attnprof check --check overflow --kernel softmax-naive\n"
+    )
 
 
 def test_json_rows(check: Callable[..., Result]) -> None:
@@ -124,7 +146,7 @@ def test_a_wrong_kernel_fails(check: Callable[..., Result], snapshot: Snapshot) 
 def test_spills_fail(check: Callable[..., Result]) -> None:
     compiler = Compiler()
     compiler.spill_bytes = 8
-    result = check(None, compiler=compiler)
+    result = check(FakeExecutor(backend="emulator"), compiler=compiler)
     assert result.code == 1
     assert "fail: fa2[causal] spills sm_80" in result.out
 
@@ -132,19 +154,19 @@ def test_spills_fail(check: Callable[..., Result]) -> None:
 def test_a_compile_error_fails_and_a_missing_compiler_skips(check: Callable[..., Result]) -> None:
     compiler = Compiler()
     compiler.error = CompileError("fa2.cu(3): expected a ';'")
-    failed = check(None, compiler=compiler)
+    failed = check(FakeExecutor(backend="emulator"), compiler=compiler)
     assert failed.code == 1
     assert "fa2.cu(3): expected a ';'" in failed.out
     compiler.error = EnvironmentProblem("cuda_fp16.h is missing", "pip install nvidia-cuda-runtime")
-    skipped = check(None, compiler=compiler)
-    assert "cuda_fp16.h is missing (pip install nvidia-cuda-runtime)" in skipped.out
-    # With no executor either, nothing is left that was checked: no pass for a gate.
-    assert skipped.code == 2
-    assert skipped.err.splitlines()[-2] == "error: nothing was checked: every row is skipped"
-    assert "pip install 'attnprof[nvrtc]'" in skipped.err
     emulated = check(FakeExecutor(backend="emulator"), compiler=compiler)
     assert emulated.code == 0
     assert "2 passed, 0 failed" in emulated.out
+    assert "cuda_fp16.h is missing (pip install nvidia-cuda-runtime)" in emulated.out
+    # Nothing is left that was checked: no pass for a gate.
+    skipped = check(FakeExecutor(backend="emulator"), "--check", "compile,spills", compiler=compiler)
+    assert skipped.code == 2
+    assert skipped.err.splitlines()[-2] == "error: nothing was checked: every row is skipped"
+    assert "pip install 'attnprof[nvrtc]'" in skipped.err
 
 
 def test_an_interrupt_keeps_the_finished_rows(check: Callable[..., Result], tmp_path: Path) -> None:
@@ -161,9 +183,9 @@ def test_an_interrupt_keeps_the_finished_rows(check: Callable[..., Result], tmp_
 
 
 def test_progress_names_each_finished_check(check: Callable[..., Result]) -> None:
-    lines = check(None).err.splitlines()
+    lines = check(FakeExecutor(backend="emulator")).err.splitlines()
     assert lines[0] == "fa2[causal] compile sm_80: pass (4 of 4 variants)"
-    assert len(lines) == 11
+    assert len(lines) == 12
 
 
 def test_everything_is_asked_for_before_it_is_needed(check: Callable[..., Result]) -> None:

@@ -93,11 +93,6 @@ def test_scales_are_plain_numbers(text: str, value: float) -> None:
     assert {w.scale for w in options(seq=["1k,2k"], scale=text).workloads()} == {value}
 
 
-def test_softmax_kernels_take_no_scale() -> None:
-    with pytest.raises(UsageError, match="take no scale"):
-        options(cols=["1k"], scale="0.5").sweep(["softmax-fused"])
-
-
 def test_times_take_seconds_or_milliseconds() -> None:
     assert values.seconds("0.5", "--min-time") == 0.5
     assert values.seconds("250ms", "--min-time") == 0.25

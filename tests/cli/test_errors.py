@@ -30,6 +30,19 @@ BAD = {
     "no format": (["roofline", "--output", "run"], "does not tell the format", ".json, .csv, .md or .txt"),
     "no folder": (["roofline", "--output", "/none/a.json"], "there is no folder /none", "mkdir -p /none"),
     "a folder": (["roofline", "--output", "/tmp", "--json"], "--output /tmp is a folder", "name a file"),
+    "an empty name": (["roofline", "--output", ""], "--output is empty", "--output run.json"),
+    "a step of 0": (["roofline", "--seq", "1:10:+0"], "--seq 1:10:+0: step must be at least 1", "--seq 1k:32k:x2"),
+    "a step that is none": (["roofline", "--cols", "1:10:xa"], "step 'a' is not a positive", "--cols 1k:32k:x2"),
+    "backwards": (["roofline", "--seq", "10:1:+1"], "'10:1:+1' runs backwards", "--seq 1:10:+1"),
+    "rows and a length": (["trace", "--seq", "1k", "--rows", "7"], "--rows and --seq", "attnprof trace --seq 256"),
+    "columns and keys": (["bench", "--cols", "4k", "--kv-seq", "4"], "--cols and --kv-seq", "bench --cols 4096"),
+    "attention's options": (
+        ["roofline", "--cols", "4k", "--pass", "bwd", "--heads", "32", "--batch", "3", "--head-dim", "64"],
+        "softmax kernels take no --batch, --heads, --head-dim, --pass", "attnprof roofline --cols 4096",
+    ),
+    "a layout of a matrix": (["bench", "--cols", "4k", "--layout", "bhsd"], "take no --layout", "bench --cols 4096"),
+    "a scale of a matrix": (["bench", "--cols", "4k", "--scale", "1"], "take no --scale", "bench --cols 4096"),
+    "KV heads of a matrix": (["trace", "--cols", "4k", "--kv-heads", "2"], "take no --kv-heads", "trace --cols 4096"),
     "list and GPU": (["device", "--list", "--gpu", "H200"], "exclude each other", "attnprof device --list"),
     "decimal comma": (["bench", "--min-time", "0,125"], "a dot, not a comma", "--min-time 0.5"),
     "unknown L2 mode": (["bench", "--l2", "hot"], "--l2 'hot' is not known", "choose from cold, warm"),
@@ -52,6 +65,13 @@ def test_bad_input(cli: Cli, arguments: list[str], says: str, hints: str) -> Non
     assert says in error
     assert hint.startswith("hint: ")
     assert hints in hint
+
+
+@pytest.mark.parametrize(("command", "defaults"), [("roofline", ("1k:32k:x2", "for 1 GiB")), ("trace", ("256", "64"))])
+def test_help_tells_the_defaults_of_its_own_command(cli: Cli, command: str, defaults: tuple[str, str]) -> None:
+    text = " ".join(cli(command, "--help").out.split())
+    for option, default in zip(("--seq N", "--rows N"), defaults, strict=True):
+        assert text.partition(option)[2].partition("[default: ")[2].startswith(f"{default}]")
 
 
 def test_bench_without_a_gpu_names_what_works(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,44 @@ def test_a_kernel_for_few_queries_is_listed_where_it_can_run(cli: Cli) -> None:
     assert "fa2-decode" in listed("--seq", "4096", "--kernel", "fa2-decode")
 
 
+def test_all_kernels_are_those_of_the_pass(cli: Cli) -> None:
+    def listed(*arguments: str) -> list[str]:
+        rows = cli("roofline", "--gpu", "H200", "--json", *arguments).json["rows"]
+        return [row["kernel"] for row in rows]
+
+    forward = listed("--seq", "1k", "--kernel", "all")
+    backward = listed("--seq", "1k", "--kernel", "all", "--pass", "bwd")
+    assert {"naive", "fa2", "softmax-fused"} <= set(forward)
+    assert backward == ["naive", "fa2-bwd", "fa2-bwd-deterministic"]
+    assert not set(forward) & set(backward[1:])
+    # What is named stays, and a note says that it cannot run.
+    assert listed("--seq", "1k", "--kernel", "fa2-bwd") == ["fa2-bwd"]
+    assert "fa2-bwd" in listed("--seq", "1k", "--kernel", "all,fa2-bwd")
+    both = listed("--seq", "1k", "--kernel", "naive,all,fa2", "--pass", "bwd")
+    assert sorted(both) == sorted([*backward, "fa2"])
+    assert cli("roofline", "--cols", "4k", "--kernel", "all,fa2").code == 2
+
+
+def test_a_launch_of_few_blocks_is_noted(cli: Cli) -> None:
+    decode = ("roofline", "--seq", "1", "--kv-seq", "32k", "--heads", "32", "--kv-heads", "8", "--gpu", "H200")
+    noted = "Fewer blocks than the 132 SMs, which cannot draw the full HBM rate: "
+    # A block a head, and 128 of them.
+    assert f"{noted}fa2 at 1/32768\n" in cli(*decode, "--kernel", "fa2,fa2-decode").out
+    fa2, split = cli(*decode, "--kernel", "fa2,fa2-decode", "--json").json["rows"]
+    assert [stage["blocks"] for stage in fa2["stages"]] == [32]
+    assert [stage["blocks"] for stage in split["stages"]] == [128, 32]
+    # Where the tensor cores bind, the imbalance says it.
+    assert noted not in cli("roofline", "--seq", "1k", "--heads", "2", "--kernel", "fa2", "--gpu", "H200").out
+
+
+def test_several_files(cli: Cli, tmp_path: Path) -> None:
+    files = [tmp_path / "run.json", tmp_path / "run.csv"]
+    arguments = ("roofline", "--seq", "1k", *A100)
+    assert cli(*arguments, *(word for file in files for word in ("--output", str(file)))).code == 0
+    for file in files:
+        assert file.read_text(encoding="utf-8") == cli(*arguments, f"--{file.suffix[1:]}").out
+
+
 def test_notes_of_one_kind_stand_together(cli: Cli) -> None:
     out = cli("roofline", "--seq", "5", "--heads", "1", "--head-dim", "72", "--gpu", "H200").out
     kinds = [line.split()[0] for line in out.splitlines() if line.startswith(("Predicted from", "The tensors fit"))]

@@ -174,6 +174,7 @@ def test_other_encodings(cli: Cli, encoding: str) -> None:
         result = cli(*arguments, encoding=encoding)
         assert result.code == 0
         assert result.out
+    assert "l = l_old * exp(m_old - m) + sum" in cli("softmax", "1,3", encoding=encoding).out
 
 
 @pytest.mark.parametrize("width", ["20", "40", "80"])

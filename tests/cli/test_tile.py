@@ -66,6 +66,19 @@ def test_padding_costs_shared_memory(cli: Cli) -> None:
     assert cli(*EXAMPLE[:-1], "3", "--json").json["smem_bytes"] == 16_384 * 7
 
 
+@pytest.mark.parametrize(("pad", "banks"), [("8", "8 banks"), ("16", "4 banks"), ("24", "8 banks"), ("64", "1 bank")])
+def test_why_a_column_read_conflicts(cli: Cli, pad: str, banks: str) -> None:
+    assert f"it reads 32 rows at once, which start in {banks}.\n" in cli("tile", "--layout", "pad", "--pad", pad).out
+
+
+def test_a_sweep_in_which_nothing_fits_says_so(cli: Cli) -> None:
+    result = cli("tile", "--sweep", "--stages", "99", "--gpu", "H200")
+    assert result.code == 0
+    assert "· 0 of 210 tiles fit\n" in result.out
+    # Sixteen warps, which the block of a single tile could not share, have larger ones in the sweep.
+    assert cli("tile", "--sweep", "--warps", "16", "--gpu", "H200", "--top", "1").code == 0
+
+
 def test_every_gpu_of_the_table(cli: Cli) -> None:
     names = ",".join(spec.name for spec in table())
     rows = cli(*EXAMPLE, "--gpu", names, "--json").json["rows"]
@@ -146,6 +159,12 @@ BAD = {
     "sweep and registers": (["--sweep", "--registers", "9"], "--sweep and --registers exclude", "tile --sweep"),
     "length without a kernel": (["--seq", "1k"], "--seq and --causal choose a variant of a --kernel", "--kernel fa2"),
     "sweep of no tile": (["--sweep", "--head-dim", "8"], "--head-dim 8 is not a multiple of 16", "--head-dim 16"),
+    "sweep of an odd block": (["--sweep", "--block-q", "7"], "--block-q 7 is not a multiple of 16", "--block-q 16"),
+    "sweep of odd keys": (["--sweep", "--block-kv", "7"], "--block-kv 7 is not a multiple of 16", "--block-kv 16"),
+    "sweep of odd warps": (["--sweep", "--warps", "5"], "no block of queries that --warps 5 can share", "--warps 4"),
+    "sweep of many warps": (["--sweep", "--warps", "8", "--block-q", "64"], "cannot share --block-q 64", "--warps 4"),
+    "sweep of an odd row": (["--sweep", "--layout", "pad", "--pad", "3"], "no multiple of 16 bytes", "--pad 8"),
+    "sweep of a misfit": (["--sweep", "--layout", "swizzle", "--head-dim", "80"], "a swizzle needs", "--layout pad"),
     "top without a sweep": (["--top", "5"], "--top says how many tiles of a --sweep to show", "tile --sweep --top 10"),
     "GPU": (["--gpu", "H900"], "unknown GPU 'H900'", "did you mean"),
 }

@@ -223,7 +223,7 @@ def test_kernels_without_that_layout_are_skipped(run: Callable[..., Result]) -> 
     ("arguments", "message"),
     [
         (("--layout", "hbsd"), "--layout 'hbsd' is not known"),
-        (("--cols", "64", "--layout", "bshd", "--kernel", "softmax-fused"), "softmax kernels take a matrix"),
+        (("--cols", "64", "--layout", "bshd", "--kernel", "softmax-fused"), "softmax kernels take no --layout"),
     ],
 )
 def test_bad_layouts(cli: Cli, arguments: tuple[str, ...], message: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import typer
 from attnprof.cli import main
 from attnprof.gpu import discovery
 from attnprof.kernels import catalogue
-from tests.cli.conftest import Cli
+from tests.cli.conftest import SNAPSHOTS, Cli
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -203,7 +205,7 @@ def test_every_json_field_is_explained(cli: Cli, command: str) -> None:
 
 @pytest.mark.parametrize("name", ["bench", "check", "check-traps", "trace", "tune"])
 def test_every_json_field_of_the_snapshots_is_explained(name: str) -> None:
-    text = (ROOT / "tests" / "cli" / "snapshots" / f"{name}.json").read_text(encoding="utf-8")
+    text = (SNAPSHOTS / f"{name}.json").read_text(encoding="utf-8")
     # The version is left out of some, and its comma stays.
     _assert_explained(json.loads(re.sub(r"^\s*,\n", "", text, flags=re.M)))
 
@@ -226,6 +228,54 @@ def test_the_example_of_an_own_kernel_works(cli: Cli, tmp_path: Path) -> None:
     assert row["status"] == "ok"
     assert row["comparison"]
     assert not any(entry["difference"] for entry in row["comparison"])
+
+
+GATED: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], int, str]] = {
+    "as fast": ([{}], [{"ms": 1.04}], 0, ""),
+    "slower": ([{}], [{"ms": 1.06}], 1, "1.06 times as long: H200 fa2 bhsd"),
+    "a new workload": ([{}], [{}, {"seq_q": 8192}], 0, ""),
+    "other tiles": ([{}], [{"tiles": "64 x 64"}], 0, ""),
+    "skipped": ([{}, {"seq_q": 8192}], [{}, {"seq_q": 8192, "status": "skipped"}], 1, "no time in NEW: H200 fa2"),
+    "missing": ([{}, {"causal": True}], [{}], 1, "no time in NEW: H200 fa2"),
+    "nothing in common": ([{"kernel": "naive"}], [{}], 1, "no workload was judged"),
+    "nothing at all": ([], [{}], 1, "no workload was judged"),
+    "another layout": (
+        [{}, {"layout": "bshd"}],
+        [{"ms": 2.0}, {"layout": "bshd"}],
+        1,
+        "2.00 times as long: H200 fa2 bhsd",
+    ),
+    "another scale": ([{}, {"scale": 0.5}], [{"ms": 2.0}, {"scale": 0.5}], 1, "2.00 times as long"),
+    "throttled": ([{}, {"seq_q": 8192}], [{}, {"seq_q": 8192, "ms": 9.0, "throttled": True}], 0, "not judged"),
+    "all throttled": ([{"throttled": True}], [{}], 1, "no workload was judged"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "code", "says"), GATED.values(), ids=GATED)
+def test_the_gate_on_time(
+    tmp_path: Path, old: list[dict[str, Any]], new: list[dict[str, Any]], code: int, says: str
+) -> None:
+    """On rows of the snapshot, which is what ``bench`` saves, changed as each case says."""
+    sample = re.sub(r"^\s*,\n", "", (SNAPSHOTS / "bench.json").read_text(encoding="utf-8"), flags=re.M)
+    like = next(row for row in json.loads(sample)["rows"] if row["status"] == "ok")
+    fixed = {"gpu": "H200", "kernel": "fa2", "layout": "bhsd", "throttled": False}
+    assert fixed.keys() <= like.keys()
+    like |= fixed
+    for name, rows in (("old", old), ("new", new)):
+        changed = [{**like, "time_s": {"median": row.get("ms", 1.0) / 1e3}, **row} for row in rows]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": changed}), encoding="utf-8")
+    (source,) = (
+        text for _, text in fences(DOCS / "how-to" / "gate-a-change-in-ci.md") if text.startswith('"""gate.py')
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(tmp_path / "old.json"), str(tmp_path / "new.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert says in done.stdout
+    assert bool(says) == bool(done.stdout)
 
 
 # Objects whose keys are values: names of units, types, peers, accesses, limits and parts.

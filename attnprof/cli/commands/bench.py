@@ -66,7 +66,7 @@ def bench(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Run on the GPU: compile, verify, time, compare.
 
@@ -79,9 +79,10 @@ def bench(
     from attnprof.bench.sampler import UntilSteady
     from attnprof.report import bench as view
 
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     specs, workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout
+        *(seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout),
+        typed=options.Typed.of(context),
     ).sweep(kernel, variant)
     if tune:
         tuning.check_tunable(specs, tuned=tuned)

@@ -14,6 +14,9 @@ from attnprof.cli.progress import Progress
 from attnprof.model.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnprof.kernels.spec import KernelSpec
     from attnprof.report.document import Report
 
 
@@ -37,7 +40,7 @@ def check(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Check numerics and resources of the kernels.
 
@@ -54,7 +57,7 @@ def check(
     from attnprof.report import check as view
 
     env = context.obj
-    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     names = [name.value for name in Check if name is not Check.TRAP]
     if traps and only:
         raise UsageError("--traps and --check exclude each other", "leave one of them out")
@@ -74,6 +77,11 @@ def check(
     specs = options.kernels(kernel)
     if variant is not None:
         specs = options.with_variants(specs, kernel, variant)
+    if checks == {Check.OVERFLOW} and all(spec.largest_logit is None for spec in specs):
+        raise UsageError(
+            f"--check overflow is for kernels whose logits have a limit; without one: {_names(specs)}",
+            "attnprof check --check overflow --kernel softmax-naive",
+        )
 
     rows: list[dict[str, Any]] = []
     interrupted = False
@@ -84,7 +92,6 @@ def check(
             checks=checks,
             seed=seed_value,
             workers=available_cores(),
-            no_executor=where.reason or "",
             progress=progress.step,
         )
         heading = gpus.labelled("Runs on", where.line)
@@ -103,10 +110,11 @@ def check(
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
-    if where.executor is None and all(row["status"] == "skipped" for row in rows):
-        # A gate must not take this for a pass.
+    if Check.COMPILE in checks and all(row["status"] == "skipped" for row in rows):
+        # Nothing compiles, for want of a header perhaps: a gate must not take this for a pass.
         raise EnvironmentProblem(
-            "nothing was checked: every row is skipped", "check needs NVRTC at least: pip install 'attnprof[nvrtc]'"
+            "nothing was checked: every row is skipped",
+            "the lines above say why; pip install 'attnprof[nvrtc]' has all",
         )
     return ExitCode.FAILED if any(row["status"] == "fail" for row in rows) else ExitCode.OK
 
@@ -115,14 +123,13 @@ def _report(heading: str, rows: list[dict[str, Any]], where: backends.Checker, *
     from attnprof.report import check as view
     from attnprof.report.document import Report, Section
 
-    device = where.executor.device if where.executor is not None else None
     return Report(
         "check",
         view.COLUMNS,
         (Section((heading,), rows, view.notes(rows)),),
         fields={
-            "device": device.as_json() if device is not None else None,
-            "backend": where.executor.backend if where.executor is not None else None,
+            "device": where.executor.device.as_json(),
+            "backend": where.executor.backend,
             "reason": where.reason,
             "interrupted": interrupted,
             "summary": view.counts(rows),
@@ -130,6 +137,10 @@ def _report(heading: str, rows: list[dict[str, Any]], where: backends.Checker, *
         group_by="kernel",
         summary=(view.summary(rows) + (", interrupted" if interrupted else ""),),
     )
+
+
+def _names(specs: Sequence[KernelSpec]) -> str:
+    return ", ".join(spec.name for spec in specs)
 
 
 COMMAND = Command(check, order=30, example="attnprof check --kernel fa2 --json")

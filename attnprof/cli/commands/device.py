@@ -28,13 +28,13 @@ def device(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Show GPUs: datasheet values, clocks and knees.
 
     Without options: the GPUs of this machine, as NVML reports them, beside what their datasheets say.
     """
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     if list_all and gpu is not None:
         raise UsageError("--list and --gpu exclude each other", "attnprof device --list, or attnprof device --gpu H200")
     if list_all:

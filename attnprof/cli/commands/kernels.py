@@ -23,7 +23,7 @@ def kernels(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """List the kernels.
 
@@ -31,7 +31,7 @@ def kernels(
     """
     from attnprof.report.document import Column, Report, Section
 
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     specs = options.kernels(kernel)
     columns = (
         Column("name", "Kernel", "what --kernel takes", align="left"),

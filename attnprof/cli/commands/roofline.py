@@ -43,7 +43,7 @@ def roofline(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Predict traffic, FLOPs, bound and time; needs no GPU.
 
@@ -55,13 +55,15 @@ def roofline(
     from attnprof.report import roofline as view
     from attnprof.report.document import Report, Section
 
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     source = gpus.ceiling_source(ceilings)
     specs, workloads = options.WorkloadOptions(
-        seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols
+        *(seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols),
+        typed=options.Typed.of(context),
     ).sweep(kernel)
-    if not kernel and specs[0].direction is not Pass.FWD:
-        specs = (*options.kernels(["naive"]), *specs)  # which has a ledger for either pass
+    if options.whole_catalogue(kernel) and workloads[0].direction is not Pass.FWD:
+        # naive has a ledger for either pass.
+        specs = (*options.kernels(["naive"]), *(spec for spec in specs if spec.name != "naive"))
     targets = gpus.targets(gpu)
     if targets[0].device.source == "nvml":
         with backends.warnings_on(context.obj):

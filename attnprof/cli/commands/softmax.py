@@ -33,7 +33,7 @@ def softmax(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Show the online softmax of numbers, step by step.
 
@@ -44,7 +44,7 @@ def softmax(
     from attnprof.report import softmax as view
 
     env = context.obj
-    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     size = values.count(block, "--block", example="2")
     x = reading.read(env, numbers or [], EXAMPLE)
     steps = online_softmax(x, size)

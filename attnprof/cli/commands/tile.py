@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,7 +66,7 @@ def tile(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Show shared memory, occupancy and bank conflicts of a tile.
 
@@ -76,7 +76,7 @@ def tile(
     from attnprof.model.dtypes import Dtype
     from attnprof.model.layouts import Layout
 
-    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     typed = TileOptions(
         block_q=_optional(block_q, "--block-q", "64"),
         block_kv=_optional(block_kv, "--block-kv", "64"),
@@ -212,7 +212,7 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     from attnprof.report import tile as view
     from attnprof.report.document import Report, Section
 
-    layout = typed.fitting_layout()
+    layout = _checked_sweep(typed)
     sections: list[Section] = []
     for target in targets:
         facts = target.device.architecture
@@ -234,8 +234,13 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
             half_tensor_rate=target.device.half_tensor_rate,
             smem_per_sm_bytes=target.device.smem_per_sm_bytes,
         )
+        if not found.tried:
+            raise UsageError(
+                f"--sweep has no block of queries that --warps {typed.warps} can share", "for example: --warps 4"
+            )
         rows = view.sweep_rows(found, target.device)
-        counted = f"{len(rows):,} of {found.tried:,} tiles fit; the first {min(top, len(rows)):,}"
+        counted = f"{len(rows):,} of {found.tried:,} tiles fit"
+        counted += f"; the first {min(top, len(rows)):,}" if rows else ""
         heading = (
             *gpus.device_lines(target),
             gpus.labelled(
@@ -247,6 +252,27 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     return Report(
         "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
     )
+
+
+def _checked_sweep(typed: TileOptions) -> Layout:
+    """The layout of a sweep over what was left out.
+
+    Raises:
+        UsageError: what was given is of no tile, or rows start where ldmatrix and 16-byte copies, which all tiles of
+            the sweep use, cannot.
+    """
+    from attnprof.model.layouts import CHUNK_BYTES
+    from attnprof.model.tiles import MMA_ROWS
+
+    # With the least block that the warps can share, where both were left out.
+    choice = replace(typed, block_q=typed.block_q or MMA_ROWS * (typed.warps or 1)).choice()
+    if choice.tile().pitch_bytes % CHUNK_BYTES:
+        raise UsageError(
+            f"--pad {choice.pad} starts rows at no multiple of {CHUNK_BYTES} bytes, which ldmatrix and 16-byte copies "
+            "need",
+            "for example: --pad 8",
+        )
+    return choice.layout
 
 
 def _gpu_lines(targets: Sequence[gpus.Target]) -> tuple[str, ...]:

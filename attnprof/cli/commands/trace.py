@@ -31,7 +31,7 @@ _LONG_S, _LONGEST_S = 60.0, 600.0
 
 def trace(
     context: typer.Context,
-    seq: options.Seq = None,
+    seq: options.EmulatedSeq = None,
     kv_seq: options.KvSeq = None,
     batch: options.Batch = "1",
     heads: options.Heads = "2",
@@ -41,7 +41,7 @@ def trace(
     causal: options.Causal = False,
     direction: options.PassName = "fwd",
     layout: options.LayoutName = "bhsd",
-    rows: options.Rows = None,
+    rows: options.EmulatedRows = None,
     cols: options.Cols = None,
     kernel: options.Kernels = None,
     variant: options.Variants = None,
@@ -55,19 +55,19 @@ def trace(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
     as_md: options.Md = False,
-    file: options.OutputFile = None,
+    output_files: options.OutputFiles = None,
 ) -> int:
     """Count and check on the emulator; needs no GPU.
 
     Runs each kernel's PTX on the CPU, on random inputs, and sets matrix FLOPs, exponentials and the bytes of each
     tensor beside the model; lists bank conflicts, coalescing and instructions by source line; finds faults (bad
-    addresses, races, unwaited copies, barriers, NaN). Without --seq, 256 queries and keys; without --rows, 64 rows.
+    addresses, races, unwaited copies, barriers, NaN).
     """
     from attnprof.compiler import Compiler
     from attnprof.report import trace as view
 
     env = context.obj
-    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, file=file)
+    out = output(env, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     matrices = rows is not None or cols is not None
     specs, workloads = options.WorkloadOptions(
         None if matrices and seq is None else seq or ["256"],
@@ -75,6 +75,7 @@ def trace(
         rows or (["64"] if matrices else None),
         cols,
         layout=layout,
+        typed=options.Typed.of(context),
     ).sweep(kernel, variant)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")

@@ -67,7 +67,8 @@ def unsupported(workload: Workload) -> str | None:
     if workload.dtype not in DTYPES:
         return f"fa2-decode takes {' or '.join(DTYPES)}, not {workload.dtype}"
     if workload.head_dim not in SHAPES:
-        return f"fa2-decode takes head dim {', '.join(map(str, SHAPES))}, not {workload.head_dim}"
+        *most, last = SHAPES
+        return f"fa2-decode takes head dim {', '.join(map(str, most))} or {last}, not {workload.head_dim}"
     if workload.seq_q > QUERIES_MAX:
         return f"fa2-decode takes up to {QUERIES_MAX} queries, not {workload.seq_q}: fa2 is for more"
     if workload.seq_kv > LENGTH_MAX:
