@@ -20,8 +20,6 @@ from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.errors import AttnprofError
 
-NO_EXECUTOR = "needs a GPU or the emulator: there is neither"
-
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
@@ -33,7 +31,6 @@ class CheckOptions:
         determinism_runs: runs that must agree bit for bit.
         seed: of the random inputs.
         workers: that make inputs and judge outputs while a GPU runs. The emulator leaves no core idle: it has none.
-        no_executor: the reason to give where there is nothing to run on.
         progress: called with one line at each step.
     """
 
@@ -42,32 +39,29 @@ class CheckOptions:
     determinism_runs: int = 50
     seed: int = 0
     workers: int = 0
-    no_executor: str = NO_EXECUTOR
     progress: Callable[[str], None] = lambda _: None
 
 
 def run_checks(
-    specs: Sequence[KernelSpec], executor: Executor | None, compiler: Compiler, options: CheckOptions
+    specs: Sequence[KernelSpec], executor: Executor, compiler: Compiler, options: CheckOptions
 ) -> Iterator[CheckRow]:
     """Yield a row for each kernel, check and architecture, as it finishes.
 
-    Without an executor the checks that need one are rows of status ``skipped`` that say so. After a lost device
-    context, so are those that could no longer run.
+    After a lost device context, the checks that could no longer run are rows of status ``skipped`` that say so.
 
     Args:
         specs: the kernels.
-        executor: where kernels run; None where there is nothing.
+        executor: where kernels run.
         compiler: compiles for any architecture, no device needed.
         options: what to check.
     """
-    beside_a_gpu = executor is not None and executor.backend == "gpu"
-    with Workers(options.workers if beside_a_gpu else 0) as workers:
+    with Workers(options.workers if executor.backend == "gpu" else 0) as workers:
         yield from _rows(specs, executor, compiler, options, workers)
 
 
 def _rows(
     specs: Sequence[KernelSpec],
-    executor: Executor | None,
+    executor: Executor,
     compiler: Compiler,
     options: CheckOptions,
     workers: Workers,
@@ -78,14 +72,12 @@ def _rows(
             for row in resources.check_resources(spec, compiler, progress=options.progress):
                 if row.check in options.checks:
                     yield row
-        blocked = lost or _blocked(spec, executor, options)
+        blocked = lost or spec.runs_on(executor.device.compute_capability)
         for check in (Check.NUMERICS, Check.LARGE_TENSORS, Check.DETERMINISM, Check.OVERFLOW):
             if check not in options.checks or (check is Check.OVERFLOW and spec.largest_logit is None):
                 continue
-            if executor is None or blocked is not None:
-                arch = executor.arch if executor else None
-                reason = blocked or options.no_executor
-                yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, arch, reason)
+            if blocked is not None:
+                yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, executor.arch, blocked)
                 continue
             for row in _run(check, spec, executor, options, workers):
                 if row.context_lost:
@@ -94,7 +86,7 @@ def _rows(
 
 
 def compilations(
-    specs: Sequence[KernelSpec], executor: Executor | None, options: CheckOptions
+    specs: Sequence[KernelSpec], executor: Executor, options: CheckOptions
 ) -> Iterator[tuple[Build, str, Literal["cubin", "ptx"]]]:
     """What `run_checks` will have compiled with the same arguments, in that order: build, architecture and target.
 
@@ -103,8 +95,7 @@ def compilations(
     for spec in specs:
         if options.checks & resources.CHECKS:
             yield from ((build, arch, "cubin") for build, arch in resources.builds(spec))
-        runs = executor is not None and Check.NUMERICS in options.checks and _blocked(spec, executor, options) is None
-        if executor is not None and runs:
+        if Check.NUMERICS in options.checks and spec.runs_on(executor.device.compute_capability) is None:
             target: Literal["cubin", "ptx"] = "ptx" if executor.backend == "emulator" else "cubin"
             for case in cases_for(spec, full=_full(executor, options)):
                 workload = replace(case.workload, direction=spec.direction)
@@ -137,9 +128,3 @@ def _run(
 
 def _full(executor: Executor, options: CheckOptions) -> bool:
     return options.full if options.full is not None else executor.backend == "gpu"
-
-
-def _blocked(spec: KernelSpec, executor: Executor | None, options: CheckOptions) -> str | None:
-    if executor is None:
-        return options.no_executor
-    return spec.runs_on(executor.device.compute_capability)

@@ -94,24 +94,22 @@ class TrapRunner:
     """Measures traps one after another; what two of them share is measured once.
 
     Args:
-        executor: where kernels run; None where there is neither a GPU nor an emulator.
+        executor: where kernels run.
         counter: counts conflicts and bytes; None where there is no emulator.
         compiler: compiles for any architecture, no device needed.
         device: the device whose tiles and SMs are meant.
         arch: the architecture to compile for when warps are counted.
         timer: times both sides; None without a GPU.
-        no_executor: the reason to give where there is nothing to run on.
         seed: of the random inputs.
         progress: called with one line at each step.
     """
 
-    executor: Executor | None
+    executor: Executor
     counter: Counter | None
     compiler: Compiler
     device: DeviceSpec
     arch: str
     timer: Timer | None = None
-    no_executor: str = NO_COUNTER
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
     _counted: dict[tuple[str, Workload], Counted] = field(default_factory=dict, init=False)
@@ -181,8 +179,6 @@ class TrapRunner:
         """Why this trap cannot be judged here."""
         if trap.quantity in _COUNTS and self.counter is None:
             return NO_COUNTER
-        if trap.quantity is Quantity.NOT_FINITE and self.executor is None:
-            return self.no_executor
         if trap.quantity is Quantity.WARPS_PER_SM and self.device.architecture is None:
             return f"{self.arch} is not in the architecture table"
         for spec in (trap.kernel, trap.cure):
@@ -236,8 +232,6 @@ class TrapRunner:
 
     def _wrong_values(self, trap: Trap) -> str | None:
         """What either side computes wrong. A trap's own values are its affair where the inputs are to break it."""
-        if self.executor is None:
-            return None
         sides = (trap.kernel, trap.cure) if trap.distribution is Distribution.NORMAL else (trap.cure,)
         for spec in sides:
             verdict = judge(spec, trap.workload, *self._run(trap, spec))
@@ -249,8 +243,6 @@ class TrapRunner:
         """Inputs and outputs of one run, outputs poisoned before it."""
         key = (spec.name, trap.workload, trap.distribution)
         if key not in self._outputs:
-            if self.executor is None:
-                raise EnvironmentProblem(self.no_executor)
             self.progress(f"{trap.name}: values of {spec.name}")
             plan = spec.plan(trap.workload, self.device)
             inputs = inputs_for(spec, trap.workload, distribution=trap.distribution, seed=self.seed)

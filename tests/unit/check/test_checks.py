@@ -54,7 +54,7 @@ class FakeCompiler:
 
 
 def rows_of(
-    executor: FakeExecutor | None,
+    executor: FakeExecutor,
     compiler: FakeCompiler | None = None,
     specs: list[KernelSpec] | None = None,
     **options: Any,
@@ -62,6 +62,11 @@ def rows_of(
     rows = list(run_checks(specs or [fake_spec()], executor, compiler or FakeCompiler(), CheckOptions(**options)))
     json.dumps([row.as_row() for row in rows], allow_nan=False)
     return rows
+
+
+def resource_rows(compiler: FakeCompiler, specs: list[KernelSpec] | None = None) -> list[CheckRow]:
+    """Of the checks that a compiler alone can answer."""
+    return rows_of(FakeExecutor(), compiler, specs, checks=resources.CHECKS)
 
 
 def verdicts(rows: list[CheckRow], check: Check) -> dict[str | None, CheckStatus]:
@@ -135,14 +140,6 @@ def test_a_right_kernel_passes_every_check() -> None:
         assert set(verdicts(rows, check)) == {"sm_80", "sm_90a"}
 
 
-def test_without_an_executor_the_compile_checks_run_and_the_rest_says_what_it_needs() -> None:
-    rows = rows_of(None)
-    skipped = {row.check: row.detail for row in rows if row.status is CheckStatus.SKIPPED}
-    assert set(skipped) == {Check.NUMERICS, Check.LARGE_TENSORS, Check.DETERMINISM}
-    assert all("GPU" in detail for detail in skipped.values())
-    assert {row.status for row in rows if row.check not in skipped} == {CheckStatus.PASS}
-
-
 def test_only_the_chosen_checks_yield_rows() -> None:
     assert {row.check for row in rows_of(FakeExecutor(), checks=NUMERICS, full=False)} == NUMERICS
 
@@ -203,7 +200,7 @@ def test_a_refused_variant_fails_and_is_named() -> None:
         bad = arch == "sm_80" and ("ELEMENT", "bf16") in build.defines
         return CompileError('error: identifier "foo" is undefined') if bad else None
 
-    rows = rows_of(None, FakeCompiler(error=refuse))
+    rows = resource_rows(FakeCompiler(error=refuse))
     assert verdicts(rows, Check.COMPILE) == {"sm_80": CheckStatus.FAIL, "sm_90a": CheckStatus.PASS}
     (row,) = (row for row in rows if row.status is CheckStatus.FAIL)
     assert "ELEMENT=bf16" in row.detail
@@ -213,14 +210,14 @@ def test_a_refused_variant_fails_and_is_named() -> None:
 
 def test_a_missing_compiler_is_skipped_with_what_to_install() -> None:
     problem = EnvironmentProblem("NVRTC is not installed", "pip install attnprof[nvrtc]")
-    rows = rows_of(None, FakeCompiler(error=lambda build, arch: problem))
+    rows = resource_rows(FakeCompiler(error=lambda build, arch: problem))
     compile_rows = [row for row in rows if row.check is Check.COMPILE]
     assert {row.status for row in compile_rows} == {CheckStatus.SKIPPED}
     assert compile_rows[0].detail == "NVRTC is not installed (pip install attnprof[nvrtc])"
 
 
 def test_spilled_bytes_fail() -> None:
-    rows = rows_of(None, FakeCompiler(spill_bytes=8))
+    rows = resource_rows(FakeCompiler(spill_bytes=8))
     assert set(verdicts(rows, Check.SPILLS).values()) == {CheckStatus.FAIL}
     row = next(row for row in rows if row.check is Check.SPILLS)
     assert (row.value, row.limit, row.unit) == (16, 0, "bytes")
@@ -229,7 +226,7 @@ def test_spilled_bytes_fail() -> None:
 
 def test_shared_memory_counts_static_and_dynamic_bytes_against_each_architecture() -> None:
     def rows_with(static: int) -> dict[str | None, CheckStatus]:
-        return verdicts(rows_of(None, FakeCompiler(static_smem_bytes=static)), Check.SHARED_MEMORY)
+        return verdicts(resource_rows(FakeCompiler(static_smem_bytes=static)), Check.SHARED_MEMORY)
 
     sm_80 = 163 * 1024
     assert set(rows_with(sm_80 - 49152).values()) == {CheckStatus.PASS}
@@ -239,15 +236,15 @@ def test_shared_memory_counts_static_and_dynamic_bytes_against_each_architecture
 def test_registers_that_keep_an_sm_below_what_the_schedule_asks_for_fail() -> None:
     # 128 threads: 128 registers a thread let four blocks in, 136 only three; the fake's schedule asks for four.
     spec = fake_spec(plan=with_smem(16384))
-    assert set(verdicts(rows_of(None, FakeCompiler(128), [spec]), Check.OCCUPANCY).values()) == {CheckStatus.PASS}
-    rows = [row for row in rows_of(None, FakeCompiler(136), [spec]) if row.check is Check.OCCUPANCY]
+    assert set(verdicts(resource_rows(FakeCompiler(128), [spec]), Check.OCCUPANCY).values()) == {CheckStatus.PASS}
+    rows = [row for row in resource_rows(FakeCompiler(136), [spec]) if row.check is Check.OCCUPANCY]
     assert {(row.status, row.value, row.limit) for row in rows} == {(CheckStatus.FAIL, 3, 4)}
     assert "limited by registers" in rows[0].detail
 
 
 def test_a_smaller_sm_may_hold_fewer_blocks_for_want_of_shared_memory() -> None:
     spec = fake_spec(plan=with_smem(60_000), arches=("sm_80", "sm_89", "sm_90a"))
-    rows = {row.arch: row for row in rows_of(None, FakeCompiler(64), [spec]) if row.check is Check.OCCUPANCY}
+    rows = {row.arch: row for row in resource_rows(FakeCompiler(64), [spec]) if row.check is Check.OCCUPANCY}
     assert {arch: (row.status, row.value) for arch, row in rows.items()} == {
         "sm_80": (CheckStatus.PASS, 2),
         "sm_89": (CheckStatus.PASS, 1),
@@ -256,7 +253,7 @@ def test_a_smaller_sm_may_hold_fewer_blocks_for_want_of_shared_memory() -> None:
 
 
 def test_a_block_that_fits_no_sm_fails() -> None:
-    rows = rows_of(None, FakeCompiler(64), [fake_spec(plan=with_smem(200_000))])
+    rows = resource_rows(FakeCompiler(64), [fake_spec(plan=with_smem(200_000))])
     assert verdicts(rows, Check.OCCUPANCY) == {"sm_80": CheckStatus.FAIL, "sm_90a": CheckStatus.PASS}
 
 

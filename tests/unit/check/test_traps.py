@@ -304,7 +304,6 @@ def test_what_two_traps_share_is_measured_once() -> None:
         (Quantity.BANK_CONFLICTS, {"counter": None}, NO_COUNTER),
         (Quantity.HBM_BYTES, {"counter": None}, NO_COUNTER),
         (Quantity.SECTORS, {"counter": None}, NO_COUNTER),
-        (Quantity.NOT_FINITE, {"executor": None, "no_executor": "no GPU"}, "no GPU"),
         (Quantity.BANK_CONFLICTS, {"device": find("T4")}, "needs sm_80, this GPU is sm_75"),
     ],
 )
@@ -312,11 +311,6 @@ def test_what_cannot_be_judged_here_is_skipped(quantity: Quantity, changes: dict
     row = only(runner(**changes).run([trap(quantity)]))
     assert (row.status, row.detail) == ("skipped", reason)
     assert row.as_row()["value"] is None
-
-
-def test_without_anything_to_run_on_counts_and_warps_are_judged_all_the_same() -> None:
-    rows = list(runner(executor=None).run([trap(Quantity.BANK_CONFLICTS), trap(Quantity.WARPS_PER_SM)]))
-    assert [row.status for row in rows] == ["pass", "pass"]
 
 
 @pytest.mark.parametrize(
