@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from attnprof.kernels.processes import process_pool
+from attnprof.kernels.processes import ProcessPool, process_pool
 
 _log = logging.getLogger(__name__)
 
@@ -18,10 +18,11 @@ _MOST = 8
 
 Kind = Literal["processes", "threads"]
 T = TypeVar("T")
+_Pool = ProcessPool | ThreadPoolExecutor
 
 
 class Workers:
-    """Pools that start when they are first needed. A context manager: leaving it drops what has not begun.
+    """Pools that start when they are first needed. A context manager: leaving it drops what is not finished.
 
     Processes for attention, whose many small arrays would have threads queue for the interpreter; threads for a
     softmax, whose few large ones would take as long to be sent.
@@ -32,7 +33,7 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.count = min(count, _MOST)
-        self._pools: dict[Kind, Executor | None] = {}
+        self._pools: dict[Kind, _Pool | None] = {}
 
     def start(self, kind: Kind, function: Callable[..., T], *arguments: Any) -> Task[T]:
         """Have a function called; processes need one that can be pickled, and its arguments too."""
@@ -52,10 +53,12 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for pool in self._pools.values():
-            if pool is not None:
+            if isinstance(pool, ProcessPool):
+                pool.stop()
+            elif pool is not None:
                 pool.shutdown(cancel_futures=True)
 
-    def _pool(self, kind: Kind) -> Executor | None:
+    def _pool(self, kind: Kind) -> _Pool | None:
         if self.count < 2:
             return None
         if kind not in self._pools:

@@ -7,7 +7,10 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TextIO
+
+from attnprof.model.errors import EnvironmentProblem
 
 # What the tool itself prints beyond ASCII, and what stands for it where the terminal can't show it.
 _ASCII = str.maketrans(
@@ -38,8 +41,19 @@ class Environment:
 
     @classmethod
     def of_process(cls) -> Environment:
-        """The real streams and variables of this process."""
-        return cls(sys.stdout, sys.stderr, os.environ, sys.stdin)
+        """The real streams and variables of this process. One that is closed (``>&-``) is None in `sys`."""
+        return cls(sys.stdout or _nowhere(), sys.stderr or _null(), os.environ, sys.stdin)
+
+    def require_stdout(self) -> None:
+        """Refuse to work for nobody.
+
+        Raises:
+            EnvironmentProblem: stdout is closed.
+        """
+        if self.stdout.closed:
+            raise EnvironmentProblem(
+                "stdout is closed: there is nowhere to print", "send it to a file, or to /dev/null if it is not wanted"
+            )
 
     @property
     def unicode(self) -> bool:
@@ -66,7 +80,11 @@ class Environment:
         return self.stderr.isatty() and self.variables.get("TERM") != "dumb"
 
     def out(self, text: str) -> None:
-        """Print on stdout. A reader that has gone (``| head -1``) is no error: the rest is dropped."""
+        """Print on stdout. A reader that has gone (``| head -1``) is no error: the rest is dropped.
+
+        Raises:
+            EnvironmentProblem: stdout takes nothing, as on a full disk.
+        """
         if self._closed:
             return
         try:
@@ -75,13 +93,19 @@ class Environment:
         except BrokenPipeError:
             self._closed = True
             silence(self.stdout)
+        except OSError as error:
+            self._closed = True
+            silence(self.stdout)
+            raise EnvironmentProblem(
+                f"cannot write to stdout: {error.strerror or error}", "free some space, or send the output elsewhere"
+            ) from error
 
     def err(self, line: str) -> None:
-        """Print one line on stderr."""
+        """Print one line on stderr. Where it takes nothing there is nobody to tell."""
         try:
             self.stderr.write(fit(line, self.stderr) + "\n")
             self.stderr.flush()
-        except BrokenPipeError:
+        except OSError:
             silence(self.stderr)
 
 
@@ -94,7 +118,7 @@ def fit(text: str, stream: TextIO) -> str:
 
 
 def silence(stream: TextIO) -> None:
-    """Point a stream whose reader has gone at the null device, so that flushing it at exit stays quiet."""
+    """Point a stream that takes nothing more at the null device, so that flushing it at exit stays quiet."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):  # a stream without a descriptor: nothing will be flushed at exit
@@ -102,6 +126,16 @@ def silence(stream: TextIO) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+def _null() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+def _nowhere() -> TextIO:
+    stream = _null()
+    stream.close()
+    return stream
 
 
 def _encodes(stream: TextIO, text: str) -> bool:

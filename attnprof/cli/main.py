@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NoReturn
 
@@ -19,6 +21,7 @@ from attnprof.model.errors import AttnprofError
 
 # Typer vendors Click from some version on; its error classes are reached the same way in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+_SOON_S = 3.0
 
 
 def main(arguments: Sequence[str] | None = None, environment: Environment | None = None) -> NoReturn:
@@ -31,18 +34,45 @@ def main(arguments: Sequence[str] | None = None, environment: Environment | None
     # Before NumPy is imported. The matrices here are small: BLAS threads that wait for one another, on cores that
     # compile at the same time, make a check many times slower.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # As Ctrl-C: what is finished is printed and saved. It is what `timeout` and CI runners send.
-    signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(int(run(sys.argv[1:] if arguments is None else list(arguments), environment or Environment.of_process())))
+    _on_interrupt(_Interrupt())
+    try:
+        try:
+            code = run(sys.argv[1:] if arguments is None else list(arguments), environment or Environment.of_process())
+        finally:
+            _on_interrupt(signal.SIG_IGN)  # all is printed: one more could only cut the exit short, with a traceback
+    except KeyboardInterrupt:  # after all had been said
+        code = ExitCode.INTERRUPTED
+    sys.exit(int(code))
 
 
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+class _Interrupt:
+    """What Ctrl-C does: it raises KeyboardInterrupt. More of them, soon after, mean the same and are let pass.
+
+    They would cut off what the first one leads to: stopping, printing and saving what is finished. `timeout` sends its
+    signal twice, and people press the key twice. One that comes later than that is for something that did not stop.
+    """
+
+    def __init__(self) -> None:
+        self._raised_s = -math.inf
+
+    def __call__(self, _signal: int, _frame: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._raised_s > _SOON_S:
+            self._raised_s = now_s
+            raise KeyboardInterrupt
+
+
+def _on_interrupt(answer: _Interrupt | signal.Handlers) -> None:
+    """What Ctrl-C does, and SIGTERM, which `timeout` and CI runners send."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what it puts in the background
+            signal.signal(number, answer)
 
 
 def run(arguments: Sequence[str], environment: Environment) -> int:
     """Run the command line and return its exit code."""
     try:
+        environment.require_stdout()
         code = _app(arguments)(
             args=list(arguments) or ["--help"], prog_name="attnprof", obj=environment, standalone_mode=False
         )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
+from attnprof.cli import main as entry
 from attnprof.cli.command import load, names
 from tests.cli.conftest import Cli, environment
 
@@ -136,6 +140,130 @@ def test_an_interrupt_is_quiet(name: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=False)
     assert result.returncode == 130
     assert b"Traceback" not in result.stderr
+
+
+# Workers that start, and then work for long; with the program's own entry point, as a terminal sees it.
+BUSY = """\
+import sys, time
+from attnprof.check.workers import Workers
+from attnprof.cli import values
+from attnprof.cli.main import main
+
+def work(*_, **__):
+    with Workers(2) as workers:
+        for _ in range(100):
+            workers.start("processes", time.sleep, 600)
+        print("begun", file=sys.stderr, flush=True)
+        time.sleep(600)
+
+if __name__ == "__main__":
+    values.counts = work
+    main(["roofline"])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize(("name", "times"), [("SIGINT", 1), ("SIGINT", 4), ("SIGTERM", 2)])
+@pytest.mark.parametrize("busy_s", [0.1, 1.0], ids=["while workers start", "while they work"])
+def test_interrupts_end_the_workers_and_say_nothing_of_them(
+    tmp_path: Path, name: str, times: int, busy_s: float
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BUSY)
+    _, err, code = interrupted([str(script)], name, times, busy_s)
+    assert code == 130
+    assert err.strip() in ("", "error: interrupted")  # some versions of Typer make an exit code of it
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_an_impatient_ctrl_c_keeps_the_finished_rows(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    file = tmp_path / "run.json"
+    command = ["-m", "attnprof", "check", "--kernel", "softmax-naive", "--backend", "emulator", "--output", str(file)]
+    out, err, code = interrupted(command, "SIGINT", 3, ATTNPROF_CACHE_DIR=str(tmp_path / "cache"))
+    assert code == 130
+    assert "Traceback" not in err
+    assert out.endswith(", interrupted\n")
+    saved = json.loads(file.read_text())
+    assert saved["interrupted"] is True
+    assert saved["rows"]
+
+
+def interrupted(
+    arguments: list[str], name: str, times: int, later_s: float = 0.0, **variables: str
+) -> tuple[str, str, int]:
+    """Send a signal as a terminal does, to all processes, after the first line on stderr; the output and the status."""
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(PYTHONPATH=str(ROOT), **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline()
+            time.sleep(later_s)
+            for _ in range(times):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, getattr(signal, name))
+                time.sleep(0.05)
+            out, err = process.communicate(timeout=60)  # ends when nobody is left who could print
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return out, err, process.returncode
+
+
+def test_a_later_interrupt_is_for_what_did_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(entry.time, "monotonic", lambda: now_s)
+    interrupt = entry._Interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
+    for now_s in (0.05, 2.9):  # noqa: B007
+        interrupt(signal.SIGTERM, None)
+    now_s = 3.1
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
+
+
+def test_in_the_background_of_a_shell_ctrl_c_is_for_others() -> None:
+    code = "import os, signal\nfrom attnprof.cli import values\ncounts = values.counts\n"
+    code += "def sent(*a, **k):\n    os.kill(os.getpid(), signal.SIGINT)\n    return counts(*a, **k)\n"
+    code += "values.counts = sent\nfrom attnprof.cli.main import main\nmain(['roofline'])\n"
+    command = ["bash", "-c", "trap '' INT; exec \"$@\"", "bash", sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [*COMMANDS_WITHOUT_GPU, ("device", "--list")], ids=" ".join)
+def test_stdout_that_takes_nothing_is_no_failed_check(command: tuple[str, ...]) -> None:
+    result = attnprof(*command, shell="> /dev/full")
+    assert result.returncode == 2
+    assert result.stderr.decode().splitlines() == [
+        "error: cannot write to stdout: No space left on device",
+        "hint: free some space, or send the output elsewhere",
+    ]
+
+
+@pytest.mark.parametrize("command", [("kernels",), ("--version",), ("check", "--kernel", "fa2")], ids=" ".join)
+def test_a_closed_stdout_is_refused_before_any_work(command: tuple[str, ...]) -> None:
+    result = attnprof(*command, shell=">&-")
+    assert result.returncode == 2
+    error, hint = result.stderr.decode().splitlines()
+    assert error == "error: stdout is closed: there is nowhere to print"
+    assert hint.startswith("hint: send it to a file")
+
+
+@pytest.mark.parametrize("shell", ["2>&-", "2> /dev/full"])
+def test_without_stderr_it_works_in_silence(shell: str) -> None:
+    fine = attnprof("kernels", shell=shell)
+    assert (fine.returncode, fine.stdout) == (0, attnprof("kernels").stdout)
+    assert attnprof("kernels", "--none", shell=shell).returncode == 2
+    assert attnprof("kernels", shell=f">&- {shell}").returncode == 2
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])

@@ -102,7 +102,7 @@ def test_no_more_processes_than_memory_is_meant_for(
         asked.append(workers)
         raise OSError("no semaphores here")
 
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(processes, "ProcessPool", refuse)
     for count in (3, 200):
         with compiler.ahead(jobs(file), processes=count):
             pass
@@ -171,9 +171,9 @@ def test_a_machine_without_processes_compiles_all_the_same(
         raise error
 
     if isinstance(error, OSError):
-        monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
+        monkeypatch.setattr(processes, "ProcessPool", refuse)
     else:
-        monkeypatch.setattr(ahead.ProcessPoolExecutor, "submit", refuse)
+        monkeypatch.setattr(ahead.ProcessPool, "submit", refuse)
     wanted = jobs(file)
     with compiler.ahead(wanted, processes=2):
         assert not compiler.compile(*wanted[0][:2], target=wanted[0][2]).cached
