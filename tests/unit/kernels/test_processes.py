@@ -114,8 +114,8 @@ def test_a_result_that_was_half_sent_is_not_waited_for() -> None:
     pool.submit(large)
     assert arrived.wait(SOON_S)
     assert results.poll(SOON_S)
+    threading.Timer(0.3, go_on.set).start()  # when the worker has been ended
     pool.stop()
-    go_on.set()
     until(lambda: set(threading.enumerate()) <= threads)
 
 
