@@ -235,13 +235,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int step = begin + turn * KEY_WARPS + team;
         if (step >= end) continue;  // in the last turn some teams have nothing left
         Scores s_rmem = {};
+        unsigned k_part = k_lane;
+#if __CUDA_ARCH__ >= 1200
+        k_part = computed_late(k_part);  // kept, its slices cost registers: with 32 rows at d 128 some spill
+#endif
 #if Q_IN_REGISTERS
         multiply_q_k<CHUNKS>(s_rmem, [&](unsigned (&fragments)[M_TILES][4], int slice) {
 #pragma unroll
             for (int i = 0; i < M_TILES * 4; ++i) fragments[i / 4][i % 4] = q_rmem[slice][i / 4][i % 4];
-        }, k_smem, k_lane);
+        }, k_smem, k_part);
 #else
-        multiply_q_k<CHUNKS>(s_rmem, load_q, k_smem, k_lane);
+        multiply_q_k<CHUNKS>(s_rmem, load_q, k_smem, k_part);
 #endif
         if ((step + 1) * STEP_KEYS > seen_by_all) {
 #pragma unroll
