@@ -115,8 +115,8 @@ def _tiles(width: int, *labels: str) -> tuple[Tiles, ...]:
 # and 128 were measured on an H200 (docs/ladder/fa2.md); the others are reasoned: the nearest choice that fits the
 # shared memory of an SM as often as it asks and does not spill. Two blocks should share an SM, so that one's softmax
 # overlaps the other's products; from 192 on O fills so many registers that a warp has 16 rows, and one block of 8 warps
-# an SM was faster than two of 4. On sm_100 64 keys at 128 take every register, and whatever is done about it, some
-# version of NVRTC spills; 48 leave a dozen.
+# an SM was faster than two of 4. On sm_100 64 keys at 128 take every register, and it depends on the version of
+# NVRTC what spills; 48 leave a dozen.
 _Q128 = "128x64 4w 2st 2b"
 DEFAULTS: Mapping[int, tuple[Tiles, ...]] = {
     # ---------- sm_90 ------------- sm_100 ------------------ sm_80 ------------------- sm_86, sm_89, sm_120 --------
