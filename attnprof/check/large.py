@@ -6,19 +6,22 @@ The tensors take gigabytes, so they are few, live in this process alone, and wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
+from attnprof.check.numerics import case_of
+from attnprof.check.pipeline import Outcome, outcomes
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.softmax_workloads import matrix
+from attnprof.check.workers import Workers
 from attnprof.check.workloads import NumericsCase
 from attnprof.kernels.executor import Executor
 from attnprof.kernels.host import available_bytes
 from attnprof.kernels.inputs import forget_inputs
 from attnprof.kernels.spec import KernelSpec
-from attnprof.kernels.trial import inputs_for, judge, run_once
 from attnprof.kernels.verify import Verification
 from attnprof.model.dtypes import Dtype
-from attnprof.model.errors import AttnprofError, ContextLost, OutOfMemory, UnsupportedWorkload
+from attnprof.model.errors import ContextLost, OutOfMemory, UnsupportedWorkload
 from attnprof.model.workload import Workload
 
 # What judging an output takes beside the tensors.
@@ -48,54 +51,44 @@ def check_large_tensors(
 ) -> Iterator[CheckRow]:
     """One row a workload: ``skipped`` where the kernel does not take it, or the device or the host lacks the memory."""
     for case in large_cases(spec):
-        progress(f"{spec.name}: {case.label}")
-        row = _row(spec, case, executor, seed)
-        yield row
-        if row.context_lost:
+        outcome = _outcome(spec, case, executor, seed, progress)
+        yield _row(spec, case, outcome, executor.arch)
+        if isinstance(outcome, ContextLost):
             return
 
 
-def _row(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> CheckRow:
-    def row(status: CheckStatus, detail: str, verdict: Verification | None = None, *, lost: bool = False) -> CheckRow:
-        return CheckRow(
-            kernel=spec.name,
-            check=Check.LARGE_TENSORS,
-            status=status,
-            value=verdict.rel_error if verdict else None,
-            limit=verdict.limit if verdict else None,
-            unit=f"relative L2, {case.workload.dtype}" if verdict else None,
-            arch=executor.arch,
-            detail=f"{case.label}: {detail}",
-            context_lost=lost,
-        )
+def _row(spec: KernelSpec, case: NumericsCase, outcome: Outcome, arch: str) -> CheckRow:
+    done = case_of(case, outcome)
+    return CheckRow.of_numerics(
+        spec.name,
+        Check.LARGE_TENSORS,
+        CheckStatus.SKIPPED if isinstance(outcome, OutOfMemory | UnsupportedWorkload) else done.status,
+        done if isinstance(outcome, Verification) else None,
+        case.workload.dtype,
+        arch,
+        f"{case.label}: {done.detail}",
+        context_lost=isinstance(outcome, ContextLost),
+    )
 
+
+def _outcome(
+    spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int, progress: Callable[[str], None]
+) -> Outcome:
+    if spec.unsupported(case.workload) is None:
+        needed, available = _host_bytes(spec, case, executor), available_bytes()
+        if available is not None and available < needed:
+            return OutOfMemory(needed, available, "on the host")
     try:
-        verdict = _verdict(spec, case, executor, seed)
-    except (OutOfMemory, UnsupportedWorkload) as problem:
-        return row(CheckStatus.SKIPPED, problem.message)
+        # Without workers: the tensors are not sent anywhere.
+        with closing(outcomes(spec, [case], executor, seed=seed, workers=Workers(0), progress=progress)) as results:
+            return next(outcome for _, outcome in results)
     except MemoryError:
-        return row(CheckStatus.SKIPPED, "out of memory on the host")
-    except ContextLost as error:
-        return row(CheckStatus.FAIL, error.message, lost=True)
-    except AttnprofError as error:
-        return row(CheckStatus.FAIL, error.message)
+        return UnsupportedWorkload("out of memory on the host")
     finally:
         forget_inputs()
-    return row(CheckStatus.PASS if verdict.passed else CheckStatus.FAIL, verdict.detail, verdict)
 
 
-def _verdict(spec: KernelSpec, case: NumericsCase, executor: Executor, seed: int) -> Verification:
-    reason = spec.unsupported(case.workload)
-    if reason is not None:
-        raise UnsupportedWorkload(reason)
-    plan = spec.plan(case.workload, executor.device)
-    needed = sum(tensor.nbytes for tensor in plan.tensors if tensor.role != "scratch")
-    if spec.layout == "bshd":
-        needed *= _COPIES_OF_OTHER_LAYOUT
-    needed += _MARGIN_BYTES
-    available = available_bytes()
-    if available is not None and available < needed:
-        raise OutOfMemory(needed, available, "on the host")
-    inputs = inputs_for(spec, case.workload, executor=executor, distribution=case.distribution, seed=seed)
-    outputs = run_once(plan, inputs, executor)
-    return judge(spec, case.workload, inputs, outputs)
+def _host_bytes(spec: KernelSpec, case: NumericsCase, executor: Executor) -> int:
+    tensors = spec.plan(case.workload, executor.device).tensors
+    held = sum(tensor.nbytes for tensor in tensors if tensor.role != "scratch")
+    return held * (_COPIES_OF_OTHER_LAYOUT if spec.layout == "bshd" else 1) + _MARGIN_BYTES

@@ -68,21 +68,12 @@ def _numerics_row(
         if isinstance(outcome, UnsupportedWorkload):
             refused.append(outcome.message)
             continue
-        done.append(_case_of(case, outcome))
+        done.append(case_of(case, outcome))
         lost = lost or isinstance(outcome, ContextLost)
 
     def row(status: CheckStatus, worst: Case | None, detail: str) -> CheckRow:
-        return CheckRow(
-            kernel=spec.name,
-            check=Check.NUMERICS,
-            status=status,
-            value=worst.value if worst else None,
-            limit=worst.limit if worst else None,
-            unit=f"relative L2, {dtype}" if worst else None,
-            arch=arch,
-            detail=detail,
-            cases=tuple(done),
-            context_lost=lost,
+        return CheckRow.of_numerics(
+            spec.name, Check.NUMERICS, status, worst, dtype, arch, detail, cases=tuple(done), context_lost=lost
         )
 
     if not done:
@@ -130,7 +121,8 @@ def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, 
     return row(CheckStatus.PASS, wild, f"logits beyond {spec.largest_logit:g} overflow, as documented: {of}")
 
 
-def _case_of(case: NumericsCase, outcome: Outcome) -> Case:
+def case_of(case: NumericsCase, outcome: Outcome) -> Case:
+    """What a case came to, as a row shows it."""
     if isinstance(outcome, AttnprofError):
         return Case(case.label, CheckStatus.FAIL, None, None, outcome.message)
     status = CheckStatus.PASS if outcome.passed else CheckStatus.FAIL

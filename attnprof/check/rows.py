@@ -77,6 +77,25 @@ class CheckRow:
     cases: tuple[Case, ...] = ()
     context_lost: bool = False
 
+    @classmethod
+    def of_numerics(
+        cls,
+        kernel: str,
+        check: Check,
+        status: CheckStatus,
+        worst: Case | None,
+        dtype: str,
+        arch: str,
+        detail: str,
+        *,
+        cases: tuple[Case, ...] = (),
+        context_lost: bool = False,
+    ) -> CheckRow:
+        """A verdict on errors: those of the worst case, if there is one, in relative L2 of an element type."""
+        value, limit = (worst.value, worst.limit) if worst else (None, None)
+        unit = f"relative L2, {dtype}" if worst else None
+        return CheckRow(kernel, check, status, value, limit, unit, arch, detail, cases, context_lost)
+
     def as_row(self) -> dict[str, object]:
         """The row as plain values; ``cases`` only where there are some."""
         row: dict[str, object] = {

@@ -94,11 +94,9 @@ class TrapRunner:
     """Measures traps one after another; what two of them share is measured once.
 
     Args:
-        executor: where kernels run.
+        executor: where kernels run. Its device's tiles and SMs are meant, and its architecture.
         counter: counts conflicts and bytes; None where there is no emulator.
         compiler: compiles for any architecture, no device needed.
-        device: the device whose tiles and SMs are meant.
-        arch: the architecture to compile for when warps are counted.
         timer: times both sides; None without a GPU.
         seed: of the random inputs.
         progress: called with one line at each step.
@@ -107,14 +105,16 @@ class TrapRunner:
     executor: Executor
     counter: Counter | None
     compiler: Compiler
-    device: DeviceSpec
-    arch: str
     timer: Timer | None = None
     seed: int = 0
     progress: Callable[[str], None] = lambda _: None
     _counted: dict[tuple[str, Workload], Counted] = field(default_factory=dict, init=False)
     _outputs: dict[tuple[str, Workload, Distribution], tuple[Arrays, Arrays]] = field(default_factory=dict, init=False)
     _lost: str | None = field(default=None, init=False)
+
+    @property
+    def _device(self) -> DeviceSpec:
+        return self.executor.device
 
     def run(self, traps: Sequence[Trap]) -> Iterator[TrapRow]:
         """A row a trap, as it finishes. After a lost device context the rest is skipped."""
@@ -137,7 +137,7 @@ class TrapRunner:
             value=value,
             limit=limit,
             unit=str(trap.quantity),
-            arch=self.arch,
+            arch=self.executor.arch,
             detail=detail,
             context_lost=self._lost is not None,
             trap=trap.name,
@@ -148,8 +148,8 @@ class TrapRunner:
             trap_time_s=times[0],
             cure_time_s=times[1],
             time_reason=time_reason,
-            trap_hbm_bytes=trap.kernel.demand(trap.timed, self.device).hbm_bytes,
-            cure_hbm_bytes=trap.cure.demand(trap.timed, self.device).hbm_bytes,
+            trap_hbm_bytes=trap.kernel.demand(trap.timed, self._device).hbm_bytes,
+            cure_hbm_bytes=trap.cure.demand(trap.timed, self._device).hbm_bytes,
         )
 
     def _verdict(self, trap: Trap) -> tuple[CheckStatus, int | None, int | None, int | None, str]:
@@ -179,10 +179,10 @@ class TrapRunner:
         """Why this trap cannot be judged here."""
         if trap.quantity in _COUNTS and self.counter is None:
             return NO_COUNTER
-        if trap.quantity is Quantity.WARPS_PER_SM and self.device.architecture is None:
-            return f"{self.arch} is not in the architecture table"
+        if trap.quantity is Quantity.WARPS_PER_SM and self._device.architecture is None:
+            return f"{self.executor.arch} is not in the architecture table"
         for spec in (trap.kernel, trap.cure):
-            reason = spec.runs_on(self.device.compute_capability) or spec.unsupported(trap.workload)
+            reason = spec.runs_on(self._device.compute_capability) or spec.unsupported(trap.workload)
             if reason is not None:
                 return reason
         return None
@@ -201,23 +201,23 @@ class TrapRunner:
             if self.counter is None:
                 raise EnvironmentProblem(NO_COUNTER)
             inputs = inputs_for(spec, trap.workload, distribution=trap.distribution, seed=self.seed)
-            self._counted[key] = self.counter.count(spec.plan(trap.workload, self.device), inputs)
+            self._counted[key] = self.counter.count(spec.plan(trap.workload, self._device), inputs)
         return self._counted[key]
 
     def _warps_per_sm(self, trap: Trap, spec: KernelSpec) -> int:
         """The fewest over the kernel's launches."""
-        facts = self.device.architecture
+        facts = self._device.architecture
         if facts is None:
-            raise EnvironmentProblem(f"{self.arch} is not in the architecture table")
+            raise EnvironmentProblem(f"{self.executor.arch} is not in the architecture table")
         warps = []
-        for launch in spec.plan(trap.workload, self.device).launches:
-            entry = self.compiler.compile(launch.build, self.arch).resources[launch.entry]
+        for launch in spec.plan(trap.workload, self._device).launches:
+            entry = self.compiler.compile(launch.build, self.executor.arch).resources[launch.entry]
             found = occupancy(
                 facts,
                 threads=launch.threads,
                 registers=entry.registers,
                 smem_bytes=entry.static_smem_bytes + launch.smem_bytes,
-                smem_per_sm_bytes=self.device.smem_per_sm_bytes,
+                smem_per_sm_bytes=self._device.smem_per_sm_bytes,
             )
             warps.append(found.warps_per_sm)
         return min(warps)
@@ -226,7 +226,7 @@ class TrapRunner:
         import numpy as np
 
         _, outputs = self._run(trap, spec)
-        plan = spec.plan(trap.workload, self.device)
+        plan = spec.plan(trap.workload, self._device)
         values = (decode(output, plan.tensor(name).dtype) for name, output in outputs.items())
         return sum(int(np.count_nonzero(~np.isfinite(each))) for each in values)
 
@@ -244,7 +244,7 @@ class TrapRunner:
         key = (spec.name, trap.workload, trap.distribution)
         if key not in self._outputs:
             self.progress(f"{trap.name}: values of {spec.name}")
-            plan = spec.plan(trap.workload, self.device)
+            plan = spec.plan(trap.workload, self._device)
             inputs = inputs_for(spec, trap.workload, distribution=trap.distribution, seed=self.seed)
             self._outputs[key] = inputs, run_once(plan, inputs, self.executor)
         return self._outputs[key]
@@ -253,13 +253,13 @@ class TrapRunner:
         """What the cure may have at most, or of warps at least."""
         match trap.quantity:
             case Quantity.HBM_BYTES:
-                return trap.cure.demand(trap.workload, self.device).hbm_bytes
+                return trap.cure.demand(trap.workload, self._device).hbm_bytes
             case Quantity.SECTORS:
                 return -(-self._count(trap, trap.cure).global_bytes // SECTOR_BYTES)
             case Quantity.REQUESTS:
                 return -(-self._count(trap, trap.cure).global_bytes // REQUEST_BYTES)
             case Quantity.EXPONENTIALS:
-                return trap.cure.demand(trap.workload, self.device).exponentials * 11 // 10
+                return trap.cure.demand(trap.workload, self._device).exponentials * 11 // 10
             case Quantity.BARRIERS:
                 return trap_value - 1
             case Quantity.WARPS_PER_SM:

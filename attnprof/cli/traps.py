@@ -44,13 +44,10 @@ def run(
     from attnprof.check.trap_runner import TrapRunner
     from attnprof.report import traps as view
 
-    device = where.executor.device
     runner = TrapRunner(
         where.executor,
-        backends.open_counter(compiler, device),
+        backends.open_counter(compiler, where.executor.device),
         compiler,
-        device,
-        where.executor.arch,
         timer=backends.open_timer(where, seed),
         seed=seed,
         progress=progress.step,

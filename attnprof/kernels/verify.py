@@ -50,6 +50,8 @@ _SCAN_ELEMENTS = 1 << 19
 
 # Unit roundoff of each type: half the distance from 1 to the next value.
 UNIT_ROUNDOFF = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8, Dtype.FP32: 2.0**-24}
+# Where each type has its exponent: all ones are infinities and NaN.
+EXPONENT_BITS = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def element_fault(name: str, values: Array, dtype: Dtype) -> str | None:
     """Where an output (batch, heads, rows, head_dim) is NaN, infinite or unwritten, or None."""
     bits: Array = values.view(np.uint32 if dtype is Dtype.FP32 else np.uint16)
     poison = 2 ** (8 * dtype.itemsize) - 1  # what an element holds that the kernel never wrote
-    exponent = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}[dtype]
+    exponent = EXPONENT_BITS[dtype]
     flat = bits.reshape(-1)
     for start in range(0, flat.size, _SCAN_ELEMENTS):
         wild = (flat[start : start + _SCAN_ELEMENTS] & exponent) == exponent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnprof.kernels.verify import ERROR_FACTOR, Verification
+from attnprof.kernels.verify import ERROR_FACTOR, EXPONENT_BITS, UNIT_ROUNDOFF, Verification
 from attnprof.model.dtypes import Dtype
 from attnprof.model.rounding import decode, round_to
 from attnprof.model.softmax_reference import softmax
@@ -31,11 +31,9 @@ WORK_LIMIT_ELEMENTS = 1 << 23
 # Elements searched for NaN at once.
 _SCAN_ELEMENTS = 1 << 24
 
-_UNIT_ROUNDOFF = {Dtype.FP16: 2.0**-11, Dtype.BF16: 2.0**-8, Dtype.FP32: 2.0**-24}
 # Distance between subnormals, below which a type has nothing; bf16 and fp32 results below 2^-126 may be flushed to 0
 # (PTX ISA, ex2.approx.ftz).
 _LEAST = {Dtype.FP16: 2.0**-24, Dtype.BF16: 2.0**-126, Dtype.FP32: 2.0**-126}
-_EXPONENT_BITS = {Dtype.FP16: 0x7C00, Dtype.BF16: 0x7F80, Dtype.FP32: 0x7F800000}
 
 # Relative error of fp32 arithmetic whatever the exponent: ex2.approx errs by 2^-22 at most (PTX ISA), in each of the
 # summands too, and the sum, its reciprocal and the product by a few 2^-24 more.
@@ -84,7 +82,7 @@ def _bits(workload: Workload, y: Array) -> Array:
 def _wild_row(workload: Workload, x: Array, y: Array) -> str | None:
     """What is wrong with the first row that is not finite, or is where it should not be; None when nothing is."""
     bits = _bits(workload, y)
-    exponent = _EXPONENT_BITS[workload.dtype]
+    exponent = EXPONENT_BITS[workload.dtype]
     ones = np.iinfo(bits.dtype).max
     step = max(1, _SCAN_ELEMENTS // workload.seq_kv)
     for start in range(0, workload.rows, step):
@@ -131,7 +129,7 @@ class _Tally:
         self._reference += float(np.sum(exact**2))
         below = np.minimum(np.max(x, axis=1, keepdims=True) - x, 200.0)  # e^-200 is 0 in fp32: bounds stay finite
         # Half again the type's own rounding: a result that falls between two numbers may round either way.
-        allowed = (1.5 * _UNIT_ROUNDOFF[dtype] + _ARITHMETIC + _PER_EXPONENT * below) * exact + _LEAST[dtype]
+        allowed = (1.5 * UNIT_ROUNDOFF[dtype] + _ARITHMETIC + _PER_EXPONENT * below) * exact + _LEAST[dtype]
         bad = ~(error <= allowed)
         if bad.any():
             row, column = (int(i) for i in np.argwhere(bad)[0])
@@ -143,7 +141,7 @@ class _Tally:
     def verdict(self) -> Verification:
         """Compare the sums, and put what failed into words."""
         total = self._workload.rows
-        unit = _UNIT_ROUNDOFF[self._workload.dtype]
+        unit = UNIT_ROUNDOFF[self._workload.dtype]
         size = sqrt(self._reference)
         if size == 0.0:  # every row that was compared is NaN, as it must be
             rel_error, limit = 0.0, 0.0

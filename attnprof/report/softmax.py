@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnprof.model.softmax import NaiveHalfSoftmax, OnlineStep
+from attnprof.report import units
 from attnprof.report.document import Column, Report, Section
 
 LARGEST_HALF = 65504
@@ -66,7 +67,8 @@ def report(
     """
     final = steps[-1]
     heading = (
-        f"{_counted(len(x), 'number')}, {_counted(len(steps), 'block')} of {min(block, len(x))}",
+        f"{units.counted(len(x), 'number', form=',')}, {units.counted(len(steps), 'block', form=',')} "
+        f"of {min(block, len(x))}",
         "each block: m = max(m_old, block), l = l_old * exp(m_old − m) + sum of exp(x − m)",
     )
     rows = [
@@ -160,7 +162,3 @@ def _half_text(value: float) -> str:
 def _plain(value: float) -> float | int:
     """A whole number as an int, where a double holds it exactly."""
     return int(value) if abs(value) < 2**53 and value == int(value) else value
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

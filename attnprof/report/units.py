@@ -116,9 +116,9 @@ def error(value: float | None) -> str:
     return f"{value:.1e}" if value is not None and known(value) else UNKNOWN
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 head``, ``32 heads``; ``plural`` where it takes more than an s."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str, plural: str | None = None, *, form: str = "") -> str:
+    """``1 head``, ``32 heads``; ``plural`` where it takes more than an s, ``form`` of the number as in a format."""
+    return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
 
 
 def text(value: object) -> str:

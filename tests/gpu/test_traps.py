@@ -23,8 +23,6 @@ def test_every_cure_cures_and_is_timed(executor: GpuExecutor) -> None:
         executor,
         EmulatorCounter(compiler, executor.device),
         compiler,
-        executor.device,
-        executor.arch,
         timer=partial(median_times, executor=executor),
     )
     rows = {row.trap: row for row in runner.run(all_traps())}

@@ -36,7 +36,7 @@ EXPONENTIALS = fake_demand(SMALL, H200).exponentials
 def emulated() -> TrapRunner:
     compiler = Compiler()
     executor = EmulatorExecutor(compiler, A100)
-    return TrapRunner(executor, EmulatorCounter(compiler, A100), compiler, A100, "sm_80")
+    return TrapRunner(executor, EmulatorCounter(compiler, A100), compiler)
 
 
 def named(name: str) -> Trap:
@@ -171,8 +171,6 @@ def runner(**changes: Any) -> TrapRunner:
         "executor": FakeExecutor(),
         "counter": figures(100, 0),
         "compiler": FakeCompiler(),
-        "device": H200,
-        "arch": "sm_90a",
     }
     return TrapRunner(**(fields | changes))
 
@@ -248,7 +246,7 @@ def test_warps_are_those_of_the_device_and_of_the_launch_with_the_fewest() -> No
     assert only(runner().run([combined])).value == 16  # the other's 32 blocks are a warp each
     # An SM that reports 100 KiB holds two blocks of 48 KiB.
     small = replace(H200, smem_per_sm_bytes=100 * 1024)
-    assert only(runner(device=small).run([trap(Quantity.WARPS_PER_SM)])).value == 8
+    assert only(runner(executor=FakeExecutor(device=small)).run([trap(Quantity.WARPS_PER_SM)])).value == 8
 
 
 def overflow(plan: LaunchPlan, memory: Mapping[str, np.ndarray]) -> Arrays:
@@ -304,7 +302,11 @@ def test_what_two_traps_share_is_measured_once() -> None:
         (Quantity.BANK_CONFLICTS, {"counter": None}, NO_COUNTER),
         (Quantity.HBM_BYTES, {"counter": None}, NO_COUNTER),
         (Quantity.SECTORS, {"counter": None}, NO_COUNTER),
-        (Quantity.BANK_CONFLICTS, {"device": find("T4")}, "needs sm_80, this GPU is sm_75"),
+        (
+            Quantity.BANK_CONFLICTS,
+            {"executor": FakeExecutor(device=find("T4"), arch="sm_75")},
+            "needs sm_80, this GPU is sm_75",
+        ),
     ],
 )
 def test_what_cannot_be_judged_here_is_skipped(quantity: Quantity, changes: dict[str, Any], reason: str) -> None:
