@@ -163,7 +163,7 @@ __device__ __forceinline__ void accumulate(State& state, const Scores& s_rmem, u
                                            float scale_log2, Keep keep) {
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
-        qv_lane = computed_late_on_sm_100(qv_lane);  // kept, its slices cost registers that are short there at d 128
+        qv_lane = computed_late_from<1000>(qv_lane);  // kept, its slices cost registers that are short there at d 128
         unsigned p_rmem[M_TILES][4];
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)

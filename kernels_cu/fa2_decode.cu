@@ -163,10 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     // Start the team's copies of one turn; a group even if there is nothing to copy, so that waiting can count groups.
     auto copy = [&](int turn, unsigned stage) {
-        int thread = team_thread;
-#if __CUDA_ARCH__ >= 1000
-        thread = computed_late(thread);  // addresses anew in each turn: kept, they cost the registers that spill at d 256
-#endif
+        // Addresses anew in each turn: kept, they cost the registers that spill at d 256.
+        const int thread = computed_late_from<1000>(team_thread);
         const int key = (begin + turn * KEY_WARPS + team) * STEP_KEYS;
         const int end_key = min(end * STEP_KEYS, seq_kv);
         const element* k_tile = at_row(k_head, key);
@@ -235,10 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int step = begin + turn * KEY_WARPS + team;
         if (step >= end) continue;  // in the last turn some teams have nothing left
         Scores s_rmem = {};
-        unsigned k_part = k_lane;
-#if __CUDA_ARCH__ >= 1200
-        k_part = computed_late(k_part);  // kept, its slices cost registers: with 32 rows at d 128 some spill
-#endif
+        // Kept, its slices cost registers: with 32 rows at d 128 some spill.
+        const unsigned k_part = computed_late_from<1200>(k_lane);
 #if Q_IN_REGISTERS
         multiply_q_k<CHUNKS>(s_rmem, [&](unsigned (&fragments)[M_TILES][4], int slice) {
 #pragma unroll

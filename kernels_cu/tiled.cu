@@ -56,7 +56,7 @@ struct Masked {
 template <int rows>
 __device__ __forceinline__ void copy_block(unsigned tile_smem, const element* head_rows, int block, int seq_kv) {
     copy_rows<rows, CHUNKS, THREADS>(tile_smem, head_rows + static_cast<long long>(block) * (rows * HEAD_DIM),
-                                     seq_kv - block * rows, computed_late_on_sm_100(threadIdx.x));
+                                     seq_kv - block * rows, computed_late_from<1000>(threadIdx.x));
 }
 
 // Take the scores of one step into the lane's running maxima and sums. With `may_be_empty` a lane may have met no key
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     auto limit_of = [=](int lane) {  // see mask_keys
         return (CAUSAL ? diagonal + warp * WARP_ROWS + lane / 4 : seq_kv) - lane % 4 * 2;
     };
-#if __CUDA_ARCH__ >= 1000  // as with computed_late_on_sm_100 below: kept, these cost the registers that spill at d 128
+#if __CUDA_ARCH__ >= 1000  // as with computed_late_from below: kept, these cost the registers that spill at d 128
     auto limit = [=] { return limit_of(computed_late(threadIdx.x) % 32); };
 #else
     auto limit = [limit = limit_of(lane)] { return limit; };
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     auto gather_step = [&](auto tag, int step) {
         constexpr bool masked = decltype(tag)::value;
         float s_rmem[M_TILES][STATISTICS_KV / 8][4] = {};
-        multiply_q_k<CHUNKS>(s_rmem, load_q, enter_step(step), computed_late_on_sm_100(k_lane));
+        multiply_q_k<CHUNKS>(s_rmem, load_q, enter_step(step), computed_late_from<1000>(k_lane));
         if (masked) mask_keys<CAUSAL>(s_rmem, limit() - step * STATISTICS_KV);
         gather<masked>(statistics, s_rmem, scale_log2);
     };
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         constexpr bool masked = decltype(tag)::value;
         float s_rmem[M_TILES][BLOCK_KV / 8][4] = {};
         const unsigned stage_smem = enter_step(statistics_steps + kv_blocks - 1 - block);
-        multiply_q_k<CHUNKS>(s_rmem, load_q, stage_smem, computed_late_on_sm_100(k_lane));
+        multiply_q_k<CHUNKS>(s_rmem, load_q, stage_smem, computed_late_from<1000>(k_lane));
         if (masked) mask_keys<CAUSAL>(s_rmem, limit() - block * BLOCK_KV);
         multiply_p_v<CHUNKS>(o_rmem, s_rmem, weight, stage_smem + KV_BYTES, v_lane);
     };
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // A block with no keys at all gets here while Q, which O is about to overwrite, may still be on its way.
     cp_async_wait<0>();
     __syncthreads();
-    const long long first_o_row = static_cast<long long>(computed_late_on_sm_100(head)) * seq_q + q_start;
+    const long long first_o_row = static_cast<long long>(computed_late_from<1000>(head)) * seq_q + q_start;
     store_rows<CHUNKS>(o_rmem, [](int, int) { return P_INVERSE; }, smem + warp * WARP_ROWS * ROW_BYTES,
                        o + (first_o_row + warp * WARP_ROWS) * HEAD_DIM, q_rows - warp * WARP_ROWS);
 }

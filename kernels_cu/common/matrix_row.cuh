@@ -55,10 +55,8 @@ static_assert(BATCH >= 1 && BATCH <= 16, "BATCH chunks must fit the registers of
 __device__ __forceinline__ void load_batch(const Row& row, int first, uint4 (&batch)[BATCH]) {
     const element* address = row.x + row.chunk_offset(first);
     const int left = row.chunks - first;
-    unsigned stride = blockDim.x;
-#if __CUDA_ARCH__ >= 1200
-    stride = computed_late(stride);  // kept, its multiples cost the register that softmax-safe lacks under NVRTC 12
-#endif
+    // Kept, its multiples cost the register that softmax-safe lacks under NVRTC 12.
+    const unsigned stride = computed_late_from<1200>(blockDim.x);
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
         batch[i] = empty_chunk();

@@ -88,15 +88,14 @@ __device__ __forceinline__ T computed_late(T value) {
     return value;
 }
 
-// The same from sm_100 on, where ptxas keeps more across a loop, and `value` itself before: the machine code of older
-// architectures, sm_90's above all, stays what was measured.
-template <typename T>
-__device__ __forceinline__ T computed_late_on_sm_100(T value) {
-#if __CUDA_ARCH__ >= 1000
-    return computed_late(value);
-#else
-    return value;
+// The same from an architecture on (1000: sm_100), where ptxas keeps more across a loop, and `value` itself before: the
+// machine code of older ones, sm_90's above all, stays what was measured.
+template <int arch, typename T>
+__device__ __forceinline__ T computed_late_from(T value) {
+#if __CUDA_ARCH__
+    if constexpr (__CUDA_ARCH__ >= arch) return computed_late(value);
 #endif
+    return value;
 }
 
 // Ask for the 128-byte line at an address to be brought from HBM into L2. It takes no register and nobody waits for it.
