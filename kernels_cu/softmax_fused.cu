@@ -19,6 +19,12 @@
 //   offset from a 16-byte boundary.
 // References: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867, section 3.1;
 //   CUDA C++ Programming Guide, "Thread Block Clusters" and "Distributed Shared Memory".
+
+// What is loaded is to be the last that L2 evicts, although nothing is read again. On an H200 that makes a softmax of 1 GiB
+// 1.7 % faster at 1024 columns, and 3.7 % at 65,536 (decision 10).
+#ifndef ACCESS
+#define ACCESS ACCESS_EVICT_LAST
+#endif
 #include "common/cluster.cuh"
 #include "common/matrix_row.cuh"
 #include "common/statistics.cuh"
@@ -70,8 +76,7 @@ struct Share {
     uint4 chunks_rmem[CHUNKS];
     float edge_rmem[edges];
 
-    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing. Rows that
-    // registers hold are loaded to be evicted last (see load_chunk); it was not measured beyond.
+    // All loads are issued before any is waited for. What lies beyond the row is -inf and counts for nothing.
     __device__ __forceinline__ void load(const Row& whole, int number, int of) {
         row = whole;
         member = number;
@@ -80,7 +85,7 @@ struct Share {
         for (int i = 0; i < CHUNKS; ++i) {
             const int chunk = member + i * members;
             chunks_rmem[i] = empty_chunk();
-            if (chunk < row.chunks) chunks_rmem[i] = load_chunk<PLACE != PLACE_SHARED>(row.x + row.chunk_offset(chunk));
+            if (chunk < row.chunks) chunks_rmem[i] = load_chunk(row.x + row.chunk_offset(chunk));
         }
 #pragma unroll
         for (int i = 0; i < edges; ++i) {
@@ -243,11 +248,19 @@ struct Column {
     __device__ __forceinline__ int group_end(int group) const { return kept * group / GROUPS; }
 };
 
+__device__ __forceinline__ void copy_chunk(uint4* smem, const element* address) {
+    if constexpr (ACCESS == ACCESS_EVICT_LAST) {
+        cp_async_16_evict_last(smem_address(smem), address);
+    } else {
+        cp_async_16(smem_address(smem), address);
+    }
+}
+
 __device__ __forceinline__ void issue_copies(const Column& column) {
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         for (int i = column.group_end(group); i < column.group_end(group + 1); ++i) {
-            cp_async_16(smem_address(&column.resident(i)), column.row.x + column.chunk_offset(i));
+            copy_chunk(&column.resident(i), column.row.x + column.chunk_offset(i));
         }
         cp_async_commit();
     }

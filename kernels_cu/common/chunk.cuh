@@ -22,28 +22,23 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// How a chunk is moved. The first is as each kernel asks; the others are there to be measured beside it: a lane's 16 bytes
-// element by element, marked as used once (evict-first), which they are, or all loads without a hint, or all to be evicted
+// How a chunk is moved. Each kernel has its own way, and the others are there to be measured beside it: 16 bytes and no hint;
+// a lane's 16 bytes element by element; with a mark for use once (evict-first), which is the truth; loads that L2 is to evict
 // last.
 #define ACCESS_CHUNK 0
 #define ACCESS_ELEMENT 1
 #define ACCESS_STREAMING 2
-#define ACCESS_PLAIN 3
-#define ACCESS_EVICT_LAST 4
+#define ACCESS_EVICT_LAST 3
 #ifndef ACCESS
 #define ACCESS ACCESS_CHUNK
 #endif
 
-#if ACCESS != ACCESS_ELEMENT && ACCESS != ACCESS_STREAMING
+#if ACCESS == ACCESS_CHUNK || ACCESS == ACCESS_EVICT_LAST
 
-// Load and store a chunk. With `last`, L2 is to evict it after all else, although no byte is read again: on an H200 that made
-// a 1 GiB softmax of 1024 columns, and a copy, 1.7 % faster. Evict-first (.cs, or L1::no_allocate, which means it for L2 too)
-// makes loads 5 % slower and stores 1 %.
 // Volatile, so that loads are issued in the order they stand in, all before the first is used. Stores too: of one in four at
 // 1024 columns the compiler would make four of 4 bytes, each of which touches the sectors of all 16.
-template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) {
-    if constexpr (ACCESS == ACCESS_EVICT_LAST || (last && ACCESS != ACCESS_PLAIN)) return load_16_evict_last(address);
+    if constexpr (ACCESS == ACCESS_EVICT_LAST) return load_16_evict_last(address);
     uint4 chunk;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
@@ -64,7 +59,6 @@ struct alignas(16) Elements {
     element each[CHUNK];
 };
 
-template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) {
     Elements elements;
 #pragma unroll
@@ -80,7 +74,6 @@ __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) {
 
 #else  // ACCESS_STREAMING
 
-template <bool last = false>
 __device__ __forceinline__ uint4 load_chunk(const element* address) { return load_16_streaming(address); }
 
 __device__ __forceinline__ void store_chunk(element* address, uint4 chunk) { store_16_streaming(address, chunk); }

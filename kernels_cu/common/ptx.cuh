@@ -103,15 +103,25 @@ __device__ __forceinline__ void prefetch_l2(const void* pointer) {
     asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
 }
 
-// A load of 16 bytes that L2 should evict last.
-__device__ __forceinline__ uint4 load_16_evict_last(const void* pointer) {
+// The cache policy of what L2 should evict last.
+__device__ __forceinline__ unsigned long long evict_last() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;\n" : "=l"(policy));
+    return policy;
+}
+
+// Loads of 16 bytes with it, into registers and, as cp_async_16, into shared memory.
+__device__ __forceinline__ uint4 load_16_evict_last(const void* pointer) {
     uint4 value;
     asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;\n"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(pointer), "l"(policy));
+                 : "l"(pointer), "l"(evict_last()));
     return value;
+}
+
+__device__ __forceinline__ void cp_async_16_evict_last(unsigned smem, const void* global) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "l"(evict_last())
+                 : "memory");
 }
 
 // Loads and stores of 16 bytes that are used once: keep them from displacing what will be read again.
