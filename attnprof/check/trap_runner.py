@@ -185,6 +185,11 @@ class TrapRunner:
             reason = spec.runs_on(self._device.compute_capability) or spec.unsupported(trap.workload)
             if reason is not None:
                 return reason
+        # Of the trap alone: a cure that no longer fits has stopped curing.
+        available = self._device.smem_per_block_bytes
+        needed = max(launch.smem_bytes for launch in trap.kernel.plan(trap.workload, self._device).launches)
+        if needed > available:
+            return f"{trap.kernel.name} needs {needed:,} B of shared memory a block, {available:,} B available"
         return None
 
     def _figure(self, trap: Trap, spec: KernelSpec) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from attnprof.model.errors import EnvironmentProblem
+
 
 class ExitCode(IntEnum):
     """What the process returns.
@@ -16,3 +18,11 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     INTERRUPTED = 130
+
+
+def nothing_checked() -> EnvironmentProblem:
+    """Every row is skipped, for want of a header perhaps: a gate must not take that for a pass."""
+    return EnvironmentProblem(
+        "nothing was checked: every row is skipped",
+        "the lines above say why; pip install 'attnprof[nvrtc]' brings a compiler or headers that are missing",
+    )

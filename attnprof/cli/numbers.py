@@ -16,6 +16,8 @@ _NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
 _PERHAPS_A_DECIMAL = re.compile(r"[+-]?0,[0-9]+")
 _MOST_QUOTED = 40
+# What stands for bytes that are not UTF-8 where Python lets them pass (PEP 383).
+_UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def read(environment: Environment, texts: Sequence[str], example: str) -> tuple[float, ...]:
@@ -89,4 +91,6 @@ def _standard_input(environment: Environment) -> str:
         raise UsageError(f"standard input is not text: {problem.reason}", "give numbers separated by commas") from None
     if len(text) > _MOST_CHARACTERS:
         raise UsageError(f"standard input is longer than {MOST_NUMBERS:,} numbers can be", "give fewer")
-    return text
+    if _UNDECODED.search(text):  # under the C locale Python lets any byte pass
+        raise UsageError("standard input is not text: it is not UTF-8", "give numbers separated by commas")
+    return text.removeprefix("\ufeff")  # the byte order mark that Windows tools write

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnprof.cli import backends, gpus, values
-from attnprof.cli.exits import ExitCode
+from attnprof.cli.exits import ExitCode, nothing_checked
 from attnprof.cli.output import Output
 from attnprof.cli.progress import Progress
 from attnprof.model.errors import UsageError
@@ -27,13 +27,13 @@ def choose(kernels: Sequence[str] | None) -> tuple[Trap, ...]:
 
     found = all_traps()
     names = values.kernel_names(kernels or [])
-    if not names or "all" in names:
-        return found
     kernels_of = {trap.name: {trap.kernel.name.partition("[")[0], trap.cure.name.partition("[")[0]} for trap in found}
     known = list(dict.fromkeys(name for trap in found for name in sorted(kernels_of[trap.name])))
     for name in names:
-        if name not in known:
+        if name not in (*known, "all"):
             raise UsageError(f"no trap is about {name}", f"those with traps: {', '.join(known)}")
+    if not names or "all" in names:
+        return found
     return tuple(trap for trap in found if kernels_of[trap.name] & set(names))
 
 
@@ -68,6 +68,8 @@ def run(
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
+    if all(row["status"] == "skipped" for row in rows):
+        raise nothing_checked()
     return ExitCode.FAILED if any(row["status"] == "fail" for row in rows) else ExitCode.OK
 
 

@@ -11,6 +11,9 @@ from attnprof.model.errors import UsageError
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _COUNT = re.compile(r"([0-9]+)([kmg]?)", re.IGNORECASE)
 
+# So many digits are above every limit, whatever follows; Python would refuse to read some thousands of them.
+_MOST_DIGITS = 18
+
 # Beyond these no GPU and no paper: a slip of the hand. Every count below them comes out exact.
 MAX_LENGTH = 2**30
 MAX_COUNT = 2**20
@@ -33,14 +36,18 @@ def count(text: str, option: str, *, largest: int = MAX_COUNT, example: str = "8
             f"{option} {text!r} has a leading zero",
             f"a comma separates values: write 1024, not 1,024; for example: {option} {example}",
         )
-    value = int(match[1]) * _SUFFIXES[match[2].lower()]
+    value = int(match[1][: _MOST_DIGITS + 1]) * _SUFFIXES[match[2].lower()]
     if value == 0:
         raise UsageError(f"{option} must be at least 1, not 0", f"for example: {option} {example}")
     if value > largest:
         raise UsageError(
-            f"{option} {text} is above the largest allowed, {largest:,}", f"for example: {option} {example}"
+            f"{option} {_shown(text)} is above the largest allowed, {largest:,}", f"for example: {option} {example}"
         )
     return value
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
 
 
 def counts(texts: Sequence[str], option: str, *, largest: int = MAX_COUNT, example: str = "8") -> tuple[int, ...]:

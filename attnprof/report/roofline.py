@@ -48,6 +48,7 @@ _NOTEWORTHY = 0.1
 
 LEGEND = (
     "HBM: predicted traffic, the sum of the ledger (--ledger shows it); GB is 1e9 bytes.",
+    "FLOP: the matrix work of the workload, the same for every kernel; the roof counts what each kernel executes.",
     "FLOP/B: FLOP an HBM byte; below the knee HBM binds, above it the tensor cores, or softmax if that is slower.",
     "Roof: the longest of work / ceiling, added over the kernels launched; at these ceilings, no less.",
     "Predicted: the roof, with uneven work on the SMs and launches.",

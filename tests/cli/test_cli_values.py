@@ -56,6 +56,7 @@ def test_lengths(texts: list[str], expected: tuple[int, ...]) -> None:
         (lambda: lengths("1,024"), "leading zero", "write 1024, not 1,024"),
         (lambda: lengths("2g"), "above the largest allowed, 1,073,741,824", "--seq 4096"),
         (lambda: lengths("9" * 400), "above the largest allowed", "--seq 4096"),
+        (lambda: lengths("1" * 5000), "--seq 111111111111111111... is above the largest allowed", "--seq 4096"),
         (lambda: lengths(""), "empty value", "--seq 4096"),
         (lambda: lengths("1k,,2k"), "empty value", "--seq 4096"),
         (lambda: lengths("1k:8k"), "needs a first, a last and a step", "1k:32k:x2"),

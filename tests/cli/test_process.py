@@ -59,6 +59,13 @@ def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     assert [name for name in modules if name in HEAVY or name.split(".")[0] in HEAVY] == []
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_bytes_that_are_no_text_are_refused_in_every_locale(locale: str) -> None:
+    result = attnprof("softmax", "-", shell="< <(printf '1,\\377')", LC_ALL=locale)
+    assert result.returncode == 2
+    assert b"standard input is not text" in result.stderr
+
+
 def test_start_up_takes_little_more_than_importing_typer_and_rich(tmp_path: Path) -> None:
     """Processor time, the least of ten interleaved runs: what else the machine does hardly counts."""
     commands = {

@@ -130,7 +130,12 @@ def test_bad_numbers(cli: Cli, arguments: list[str], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [(b"1,3\n2,4\n", [1, 3, 2, 4]), (b"1,\n3,\r\n2", [1, 3, 2]), (b"  1\t2\n\n3\n", [1, 2, 3])],
+    [
+        (b"1,3\n2,4\n", [1, 3, 2, 4]),
+        (b"1,\n3,\r\n2", [1, 3, 2]),
+        (b"  1\t2\n\n3\n", [1, 2, 3]),
+        (b"\xef\xbb\xbf1,2\r\n", [1, 2]),
+    ],
 )
 def test_standard_input(cli: Cli, text: bytes, numbers: list[float]) -> None:
     document = cli("softmax", "-", "--json", stdin=text).json

@@ -131,6 +131,17 @@ def test_a_cure_that_no_longer_cures_fails(check: Callable[..., Result]) -> None
     assert "1 passed, 1 failed, 0 skipped" in text
 
 
+def test_a_run_that_could_judge_nothing_is_no_pass(check: Callable[..., Result]) -> None:
+    class Headless(Counter):
+        def count(self, plan: LaunchPlan, inputs: Mapping[str, Any]) -> Counted:
+            raise EnvironmentProblem("cuda_fp16.h is missing", "pip install x")
+
+    result = check(traps=LARGE[:1], counter=Headless())
+    assert result.code == 2
+    assert "0 passed, 0 failed, 1 skipped" in result.out
+    assert "nothing was checked: every row is skipped" in result.err
+
+
 def test_the_real_cure_replaced_by_the_trap_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command on the emulator, nothing faked but the cure."""
     (trap,) = (trap for trap in catalogue.all_traps() if trap.name == "no swizzle")
@@ -162,6 +173,7 @@ def test_rows_are_saved_as_they_finish(check: Callable[..., Result], tmp_path: P
     ("arguments", "says", "hints"),
     [
         (("check", "--traps", "--check", "spills"), "--traps and --check exclude each other", "leave one"),
+        (("check", "--traps", "--kernel", "all,nope"), "no trap is about nope", "fa2, softmax-naive, softmax-safe"),
         (("check", "--traps", "--kernel", "naive"), "no trap is about naive", "fa2, softmax-naive, softmax-safe"),
         (("check", "--traps", "--variant", "pad"), "--traps and --variant exclude each other", "its own variant"),
         (("check", "--variant", "scalar"), "--variant needs --kernel", "--kernel fa2 --variant scalar"),

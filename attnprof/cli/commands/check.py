@@ -8,10 +8,10 @@ import typer
 
 from attnprof.cli import backends, gpus, options, values
 from attnprof.cli.command import Command
-from attnprof.cli.exits import ExitCode
+from attnprof.cli.exits import ExitCode, nothing_checked
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import EnvironmentProblem, UsageError
+from attnprof.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,11 +111,7 @@ def check(
     if interrupted:
         return ExitCode.INTERRUPTED
     if Check.COMPILE in checks and all(row["status"] == "skipped" for row in rows):
-        # Nothing compiles, for want of a header perhaps: a gate must not take this for a pass.
-        raise EnvironmentProblem(
-            "nothing was checked: every row is skipped",
-            "the lines above say why; pip install 'attnprof[nvrtc]' has all",
-        )
+        raise nothing_checked()
     return ExitCode.FAILED if any(row["status"] == "fail" for row in rows) else ExitCode.OK
 
 

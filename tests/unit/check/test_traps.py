@@ -146,7 +146,7 @@ class FakeCompiler:
 
     def compile(self, build: Build, arch: str) -> Compiled:
         entry = EntryResources("attention", self.registers[build.file.stem], 0, 0, 0, 0)
-        return Compiled(build, arch, b"", {"attention": entry}, 0.0, True, "")
+        return Compiled(build, arch, b"", {"attention": entry, "fa2_forward": entry}, 0.0, True, "")
 
 
 BAD, GOOD = fake_spec("bad"), fake_spec("good")
@@ -313,6 +313,19 @@ def test_what_cannot_be_judged_here_is_skipped(quantity: Quantity, changes: dict
     row = only(runner(**changes).run([trap(quantity)]))
     assert (row.status, row.detail) == ("skipped", reason)
     assert row.as_row()["value"] is None
+
+
+def test_a_trap_that_the_device_has_no_room_for_is_skipped_and_a_cure_fails() -> None:
+    (oversized,) = (each for each in all_traps() if each.name == "oversized tile")
+    small = {"executor": FakeExecutor(device=find("L4"), arch="sm_89")}
+    row = only(runner(**small).run([oversized]))
+    assert (row.status, row.detail) == (
+        "skipped",
+        "fa2[tile-256] needs 147,456 B of shared memory a block, 101,376 B available",
+    )
+    swapped = replace(oversized, kernel=oversized.cure, cure=oversized.kernel)
+    row = only(runner(**small, compiler=FakeCompiler({"fa2": 128})).run([swapped]))
+    assert row.status == "fail", row.detail
 
 
 @pytest.mark.parametrize(

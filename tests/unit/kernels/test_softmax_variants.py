@@ -175,7 +175,7 @@ def test_most_variants_of_the_fused_kernel_are_for_rows_in_registers() -> None:
         for dtype, most in ((Dtype.FP16, 32_768), (Dtype.BF16, 32_768), (Dtype.FP32, 16_384)):
             assert variant.unsupported(matrix(4, most, dtype)) is None
             reason = variant.unsupported(matrix(4, most + 1, dtype))
-            assert reason == f"variants of softmax-fused take rows of at most {most} {dtype} columns"
+            assert reason == f"{variant.name} takes rows of at most {most} {dtype} columns"
         assert not any(("PLACE", "PLACE_SHARED") in build.defines for build in variant.builds(H200))
 
 
