@@ -21,6 +21,8 @@ from attnprof.model.patterns import PATTERNS, Pattern, Row
 MMA_ROWS = 16
 DEFAULT_PAD = 8
 DEFAULT_WARPS = 4
+# A block's warps, at most.
+MAX_WARPS = Architecture.max_threads_per_block // Architecture.warp_size
 # Addresses, loop counters and constants. Fitted to fa2 as NVRTC 13 compiles it for sm_80 and sm_90a, so that no variant
 # that runs well in 255 registers is put above them.
 _REGISTERS_BESIDES = 32

@@ -74,7 +74,7 @@ def test_why_a_column_read_conflicts(cli: Cli, pad: str, banks: str) -> None:
 def test_a_sweep_in_which_nothing_fits_says_so(cli: Cli) -> None:
     result = cli("tile", "--sweep", "--stages", "99", "--gpu", "H200")
     assert result.code == 0
-    assert "· 0 of 210 tiles fit\n" in result.out
+    assert "· 0 of 250 tiles fit\n" in result.out
     # Sixteen warps, which the block of a single tile could not share, have larger ones in the sweep.
     assert cli("tile", "--sweep", "--warps", "16", "--gpu", "H200", "--top", "1").code == 0
 
@@ -132,6 +132,18 @@ def test_the_sweep(cli: Cli, snapshot: Snapshot) -> None:
     kept = cli("tile", "--sweep", "--block-q", "64", "--stages", "3", "--gpu", "H200", "--json").json["rows"]
     assert {(row["block_q"], row["stages"]) for row in kept} == {(64, 3)}
     assert len(list(csv.reader(io.StringIO(cli("tile", "--sweep", "--csv", "--top", "7").out)))) == 8
+
+
+@pytest.mark.parametrize(
+    ("block_q", "warps"), [("48", {3}), ("80", {5}), ("112", {7}), ("96", {3, 6}), ("192", {6, 12})]
+)
+def test_a_sweep_tries_every_number_of_warps_that_can_share_a_given_block(
+    cli: Cli, block_q: str, warps: set[int]
+) -> None:
+    rows = cli("tile", "--sweep", "--block-q", block_q, "--gpu", "H200", "--top", "1000", "--json").json["rows"]
+    assert {row["warps"] for row in rows} == warps
+    one = cli("tile", "--sweep", "--block-q", block_q, "--warps", str(min(warps)), "--gpu", "H200", "--json").json
+    assert {row["warps"] for row in one["rows"]} == {min(warps)}
 
 
 def test_csv_is_a_row_a_gpu(cli: Cli) -> None:

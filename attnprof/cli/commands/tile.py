@@ -50,7 +50,9 @@ def tile(
         str | None,
         typer.Option("--registers", metavar="N", help="Registers a thread, where you know them.  [default: estimated]"),
     ] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Rank all tiles that fit; what you give is kept.")] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Rank the tiles of a grid that fit; what you give is kept.")
+    ] = False,
     top: Annotated[
         str | None, typer.Option("--top", metavar="N", help="With --sweep: how many to show.  [default: 20]")
     ] = None,
@@ -71,7 +73,7 @@ def tile(
     """Show shared memory, occupancy and bank conflicts of a tile.
 
     For a FlashAttention-2-like forward: registers are estimated, bank conflicts come from the addresses. --sweep
-    ranks all tiles that fit. --kernel compiles a kernel of the catalogue and shows what it really takes; no GPU needed.
+    ranks tiles that fit. --kernel compiles a kernel of the catalogue and shows what it really takes; no GPU needed.
     """
     from attnprof.model.dtypes import Dtype
     from attnprof.model.layouts import Layout
@@ -213,6 +215,11 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     from attnprof.report.document import Report, Section
 
     layout = _checked_sweep(typed)
+    warps: Sequence[int] = tile_sweep.WARPS
+    if typed.warps:
+        warps = (typed.warps,)
+    elif typed.block_q:
+        warps = tile_sweep.sharing_warps(typed.block_q)
     sections: list[Section] = []
     for target in targets:
         facts = target.device.architecture
@@ -230,7 +237,7 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
             blocks_q=(typed.block_q,) if typed.block_q else tile_sweep.BLOCKS_Q,
             blocks_kv=(typed.block_kv,) if typed.block_kv else tile_sweep.BLOCKS_KV,
             stages=(typed.stages,) if typed.stages else tile_sweep.STAGES,
-            warps=(typed.warps,) if typed.warps else tile_sweep.WARPS,
+            warps=warps,
             half_tensor_rate=target.device.half_tensor_rate,
             smem_per_sm_bytes=target.device.smem_per_sm_bytes,
         )

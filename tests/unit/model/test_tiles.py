@@ -13,7 +13,7 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import UsageError
 from attnprof.model.layouts import Layout, Tile
 from attnprof.model.patterns import PATTERNS, pattern
-from attnprof.model.tile_sweep import flops_per_smem_byte, sweep
+from attnprof.model.tile_sweep import flops_per_smem_byte, sharing_warps, sweep
 from attnprof.model.tiles import (
     TileChoice,
     default_warps,
@@ -157,6 +157,23 @@ def test_what_the_sweep_ranks_fits(name: str) -> None:
         assert each.smem_bytes <= facts.smem_per_block_bytes
         assert each.tensor_share is None or 0 < each.tensor_share <= 1
     assert found.ranked[0].overlaps
+
+
+def test_the_grid_has_warps_for_each_of_its_blocks() -> None:
+    """96 and 192 queries at 3 and 6 warps of 32 rows, which 2, 4 or 12 warps cannot replace."""
+    device = find("H200")
+    assert device.architecture is not None
+    ranked = sweep(device.architecture, head_dim=128, dtype=Dtype.FP16, layout=Layout.SWIZZLE, pad=8).ranked
+    found = {(each.choice.block_q, each.choice.warps) for each in ranked}
+    assert {(96, 3), (96, 6), (192, 6)} <= found
+
+
+def test_warps_that_can_share_a_block() -> None:
+    assert sharing_warps(16) == (1,)
+    assert sharing_warps(80) == (1, 5)
+    assert sharing_warps(192) == (1, 2, 3, 4, 6, 12)
+    # A block has at most 32 warps.
+    assert sharing_warps(1024) == (1, 2, 4, 8, 16, 32)
 
 
 def test_conflicts_lower_the_intensity() -> None:
