@@ -96,9 +96,14 @@ class TileChoice:
 
 
 def default_warps(block_q: int) -> int:
-    """Four warps, or as many below that as share the rows evenly."""
+    """Four warps if they share the rows evenly; else what is near, without rows that a thread has no registers for.
+
+    Fewer than four only if that leaves none more than 32 rows, whose accumulators 255 registers just hold at head dim
+    128; else the fewest above four, and one if no number that a block can have shares them.
+    """
     slices = max(1, block_q // MMA_ROWS)
-    return next(warps for warps in range(min(DEFAULT_WARPS, slices), 0, -1) if slices % warps == 0)
+    fewer = (warps for warps in range(DEFAULT_WARPS, 0, -1) if warps == DEFAULT_WARPS or slices <= 2 * warps)
+    return next((warps for warps in (*fewer, *range(DEFAULT_WARPS + 1, MAX_WARPS + 1)) if slices % warps == 0), 1)
 
 
 def smem_parts(choice: TileChoice) -> dict[str, int]:

@@ -115,11 +115,21 @@ def test_registers_beyond_a_thread_are_cut_for_occupancy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_q", "warps"), [(16, 1), (32, 2), (48, 3), (64, 4), (80, 1), (96, 3), (128, 4), (192, 4)]
-)
+    ("block_q", "warps"),
+    [
+        (16, 1), (32, 2), (48, 3), (64, 4), (80, 5), (96, 3), (112, 7), (128, 4), (144, 9), (160, 5), (192, 4),
+        # 37 slices of 16 rows: a block has no 37 warps.
+        (224, 7), (592, 1),
+    ],
+)  # fmt: skip
 def test_default_warps_share_evenly(block_q: int, warps: int) -> None:
     assert default_warps(block_q) == warps
     TileChoice(64, block_q, 64, warps=warps)
+
+
+@pytest.mark.parametrize("block_q", range(16, 192, 16))
+def test_default_warps_do_not_spill(block_q: int) -> None:
+    assert registers(TileChoice(128, block_q, 64, warps=default_warps(block_q))) <= 255
 
 
 @pytest.mark.parametrize(
