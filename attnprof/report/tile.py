@@ -195,7 +195,7 @@ def tile_row(choice: TileChoice, device: DeviceSpec, registers_per_thread: int |
         "bank_conflict_degree": {
             pattern.name: None if cost is None else cost.degree for pattern, cost in bank_conflicts(choice).items()
         },
-        "reason": _reason(choice, device, registers_per_thread),
+        "reason": _reason(choice, device, registers_per_thread, found),
     }
 
 
@@ -299,7 +299,9 @@ def _ranked_row(rank: int, tile: RankedTile, device: DeviceSpec) -> dict[str, An
     }
 
 
-def _reason(choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None) -> str | None:
+def _reason(
+    choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None, found: Occupancy | None
+) -> str | None:
     facts = device.architecture
     major, minor = device.compute_capability
     if facts is None:
@@ -319,6 +321,12 @@ def _reason(choice: TileChoice, device: DeviceSpec, registers_per_thread: int | 
         reasons.append(
             f"{needed} registers, and a thread can have {facts.max_registers_per_thread}: "
             + ("the rest would spill to memory" if registers_per_thread is None else "that cannot be")
+        )
+    # Each thread may have that many, but not all of them together. Quarters, because 13 warps take four in one of them.
+    if found is not None and not found.blocks_by["registers"] and choice.threads <= facts.max_threads_per_block:
+        reasons.append(
+            f"{choice.threads} threads of {min(needed, facts.max_registers_per_thread)} registers, and the quarters of "
+            f"an SM's {units.exact(facts.registers_per_block)} registers do not hold them"
         )
     return "needs " + "; ".join(reasons) if reasons else None
 

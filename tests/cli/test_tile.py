@@ -101,6 +101,16 @@ def test_a_tile_that_does_not_fit_says_what_is_missing(cli: Cli, snapshot: Snaps
     assert "196,608 B of shared memory, and a block can have 166,912" in a100["reason"]
 
 
+def test_threads_that_the_register_file_does_not_hold_are_a_reason(cli: Cli) -> None:
+    tile = ("tile", "--head-dim", "256", "--block-q", "256", "--warps", "16", "--gpu", "H200", "--json")
+    (row,) = cli(*tile).json["rows"]
+    assert row["blocks_per_sm"] == 0
+    assert row["reason"] == (
+        "needs 512 threads of 208 registers, and the quarters of an SM's 65,536 registers do not hold them"
+    )
+    assert cli(*tile, "--registers", "128").json["reason"] is None
+
+
 def test_a_gpu_without_the_instructions_says_so(cli: Cli) -> None:
     (row,) = cli(*EXAMPLE, "--gpu", "T4", "--json").json["rows"]
     assert row["reason"] == "needs sm_80 or later for mma.m16n8k16 and cp.async, and is sm_75"
