@@ -44,7 +44,10 @@ def tile(
             "--layout", metavar="plain|pad|swizzle", help="How rows lie in shared memory.  [default: swizzle]"
         ),
     ] = None,
-    pad: Annotated[str, typer.Option("--pad", metavar="N", help="Elements that --layout pad adds to a row.")] = "8",
+    pad: Annotated[
+        str | None,
+        typer.Option("--pad", metavar="N", help="Elements that --layout pad adds to a row.  [default: 8]"),
+    ] = None,
     p_smem: Annotated[bool, typer.Option("--p-smem", help="P goes through shared memory, too.")] = False,
     registers: Annotated[
         str | None,
@@ -87,14 +90,15 @@ def tile(
         head_dim=values.count(head_dim, "--head-dim", largest=_MOST, example="128"),
         dtype=Dtype(values.choice(dtype, "--dtype", ("fp16", "bf16"))),
         layout=None if layout is None else Layout(values.choice(layout, "--layout", [each.value for each in Layout])),
-        pad=values.count(pad, "--pad", largest=_MOST, example="8"),
+        pad=_optional(pad, "--pad", "8"),
         p_in_smem=p_smem,
         registers=None if registers is None else values.count(registers, "--registers", largest=255, example="128"),
     )
     if kernel is not None:
         from attnprof.cli.compiled import compiled_report
 
-        _refuse_beside("--kernel", {**typed.tile_options(), "--sweep": sweep or None}, "attnprof tile --kernel fa2")
+        others = {**typed.tile_options(), "--sweep": sweep or None, "--top": top}
+        _refuse_beside("--kernel", others, "attnprof tile --kernel fa2")
         length = values.count(seq or "4096", "--seq", largest=values.MAX_LENGTH, example="4096")
         report, code = compiled_report(
             context.obj,
@@ -131,7 +135,7 @@ class TileOptions:
     head_dim: int
     dtype: Any
     layout: Layout | None
-    pad: int
+    pad: int | None
     p_in_smem: bool
     registers: int | None
 
@@ -141,7 +145,7 @@ class TileOptions:
         Raises:
             UsageError: no such tile, or rows that the layout can't have.
         """
-        from attnprof.model.tiles import TileChoice, default_warps
+        from attnprof.model.tiles import DEFAULT_PAD, TileChoice, default_warps
 
         block_q = self.block_q or 64
         choice = TileChoice(
@@ -152,7 +156,7 @@ class TileOptions:
             warps=self.warps or default_warps(block_q),
             dtype=self.dtype,
             layout=self.fitting_layout(),
-            pad=self.pad,
+            pad=self.pad or DEFAULT_PAD,
             p_in_smem=self.p_in_smem,
         )
         misfit = choice.misfit()
@@ -178,6 +182,7 @@ class TileOptions:
             "--stages": self.stages,
             "--warps": self.warps,
             "--layout": self.layout,
+            "--pad": self.pad,
             "--p-smem": self.p_in_smem or None,
             "--registers": self.registers,
         }
@@ -214,7 +219,7 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     from attnprof.report import tile as view
     from attnprof.report.document import Report, Section
 
-    layout = _checked_sweep(typed)
+    checked = _checked_sweep(typed)
     warps: Sequence[int] = tile_sweep.WARPS
     if typed.warps:
         warps = (typed.warps,)
@@ -229,11 +234,11 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
             continue
         found = tile_sweep.sweep(
             facts,
-            head_dim=typed.head_dim,
-            dtype=typed.dtype,
-            layout=layout,
-            pad=typed.pad,
-            p_in_smem=typed.p_in_smem,
+            head_dim=checked.head_dim,
+            dtype=checked.dtype,
+            layout=checked.layout,
+            pad=checked.pad,
+            p_in_smem=checked.p_in_smem,
             blocks_q=(typed.block_q,) if typed.block_q else tile_sweep.BLOCKS_Q,
             blocks_kv=(typed.block_kv,) if typed.block_kv else tile_sweep.BLOCKS_KV,
             stages=(typed.stages,) if typed.stages else tile_sweep.STAGES,
@@ -248,12 +253,10 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
         rows = view.sweep_rows(found, target.device)
         counted = f"{len(rows):,} of {found.tried:,} tiles fit"
         counted += f"; the first {min(top, len(rows)):,}" if rows else ""
+        layout = view.layout_text(checked.layout, checked.pad)
         heading = (
             *gpus.device_lines(target),
-            gpus.labelled(
-                "Sweep",
-                f"head dim {typed.head_dim} · {typed.dtype} · {view.layout_text(layout, typed.pad)} · {counted}",
-            ),
+            gpus.labelled("Sweep", f"head dim {checked.head_dim} · {checked.dtype} · {layout} · {counted}"),
         )
         sections.append(Section(heading, rows[:top], view.sweep_notes(target.device)))
     return Report(
@@ -261,25 +264,31 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     )
 
 
-def _checked_sweep(typed: TileOptions) -> Layout:
-    """The layout of a sweep over what was left out.
+def _checked_sweep(typed: TileOptions) -> TileChoice:
+    """A tile with what was given, of the layout of a sweep over what was left out.
 
     Raises:
-        UsageError: what was given is of no tile, or rows start where ldmatrix and 16-byte copies, which all tiles of
-            the sweep use, cannot.
+        UsageError: what was given is of no tile, there is a padding that no tile of the sweep has, or rows start where
+            ldmatrix and 16-byte copies, which all tiles of the sweep use, cannot.
     """
-    from attnprof.model.layouts import CHUNK_BYTES
+    from attnprof.model.layouts import CHUNK_BYTES, Layout
     from attnprof.model.tiles import MMA_ROWS
 
     # With the least block that the warps can share, where both were left out.
     choice = replace(typed, block_q=typed.block_q or MMA_ROWS * (typed.warps or 1)).choice()
+    # A single tile shows all three layouts' conflicts, so its --pad always says something.
+    if typed.pad is not None and choice.layout is not Layout.PAD:
+        raise UsageError(
+            f"--pad {typed.pad} is of --layout pad, and the tiles of this --sweep are {choice.layout}",
+            "for example: --sweep --layout pad --pad 8",
+        )
     if choice.tile().pitch_bytes % CHUNK_BYTES:
         raise UsageError(
             f"--pad {choice.pad} starts rows at no multiple of {CHUNK_BYTES} bytes, which ldmatrix and 16-byte copies "
             "need",
             "for example: --pad 8",
         )
-    return choice.layout
+    return choice
 
 
 def _gpu_lines(targets: Sequence[gpus.Target]) -> tuple[str, ...]:
