@@ -23,7 +23,7 @@ from attnprof.model.tiles import (
 )
 from attnprof.report import units
 from attnprof.report.document import Column, Row
-from attnprof.report.workload import REASON, STATUS
+from attnprof.report.workload import REASON, STATUS, WORKLOAD
 
 
 def _percent(share: float) -> str:
@@ -47,6 +47,8 @@ _TILE: tuple[Column, ...] = (
     Column("stages", "Stages", "tiles of K and of V in shared memory at once", show="never"),
     Column("warps", "Warps", "warps a block", show="never"),
     Column("layout", "Layout", "plain, pad or swizzle", align="left", show="never"),
+    Column("pad", "Padding", "elements that the layout adds to a row", show="never"),
+    Column("p_in_smem", "P shared", "whether P goes through shared memory", units.yes_no, align="left", show="never"),
 )
 _SMEM = Column("smem_bytes", "Shared", "shared memory a block, static and dynamic (B)", units.exact)
 _REGISTERS = Column("registers", "Registers", "registers a thread: estimated, or as compiled")
@@ -80,6 +82,7 @@ KERNEL_COLUMNS: tuple[Column, ...] = (
     Column("kernel", "Kernel", "the kernel's name", align="left"),
     Column("entry", "Entry", "its entry point", align="left"),
     replace(STATUS, show=lambda rows: any(row["status"] != "ok" for row in rows)),
+    *(replace(column, show="never") for column in WORKLOAD if column.in_csv),
     Column("arch", "Arch", "what it was compiled for", align="left"),
     Column("threads", "Threads", "threads a block"),
     _SMEM,
@@ -89,10 +92,13 @@ KERNEL_COLUMNS: tuple[Column, ...] = (
     REASON,
 )
 
+# What tells a sweep's tiles apart; the heading has the rest.
+_SWEPT = ("block_q", "block_kv", "stages", "warps")
+
 SWEEP_COLUMNS: tuple[Column, ...] = (
     replace(GPU, show="never"),
     Column("rank", "Rank", "1 is the first to measure"),
-    *(replace(column, show="always") for column in _TILE if column.key not in ("head_dim", "dtype", "layout")),
+    *(replace(column, show="always") if column.key in _SWEPT else column for column in _TILE),
     _SMEM,
     replace(_REGISTERS, description="registers a thread, estimated"),
     *(replace(column, show="never") if column.key == "warps_per_sm" else column for column in _RESIDENT),

@@ -163,6 +163,21 @@ def test_csv_is_a_row_a_gpu(cli: Cli) -> None:
     assert rows[0]["bank_conflict_degree_column_read"] == "4.0"
 
 
+def test_csv_says_which_tile_each_row_is_of(cli: Cli) -> None:
+    def only_row(*arguments: str) -> dict[str, str]:
+        (row,) = csv.DictReader(io.StringIO(cli("tile", *arguments, "--gpu", "H200", "--csv").out))
+        return row
+
+    padded = ("--layout", "pad", "--pad")
+    assert [only_row(*padded, "8")[key] for key in ("layout", "pad", "p_in_smem")] == ["pad", "8", "false"]
+    assert [only_row(*padded, "16", "--p-smem")[key] for key in ("layout", "pad", "p_in_smem")] == ["pad", "16", "true"]
+    swept = only_row("--sweep", "--top", "1", "--head-dim", "64", "--dtype", "bf16", *padded, "16", "--p-smem")
+    assert [swept[key] for key in ("head_dim", "dtype", "layout", "pad", "p_in_smem")] == [
+        "64", "bf16", "pad", "16", "true",
+    ]  # fmt: skip
+    assert "P shared" not in cli("tile", "--sweep", "--top", "1", "--p-smem").out
+
+
 BAD = {
     "head dim": (["--head-dim", "63"], "--head-dim 63 is not a multiple of 16", "--head-dim 64"),
     "block of queries": (["--block-q", "100"], "--block-q 100 is not a multiple of 16", "--block-q 96"),
@@ -220,6 +235,15 @@ def test_a_kernel_as_compiled(cli: Cli) -> None:
     text = cli("tile", "--kernel", "fa2", "--gpu", "T4,H200").out
     assert "fa2: needs sm_80, this GPU is sm_75" in text
     assert "fa2_forward" in text
+
+
+def test_the_rows_of_a_kernel_say_for_what_it_was_compiled(cli: Cli) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    chosen = ("tile", "--kernel", "fa2", "--gpu", "H200,T4", "--head-dim", "64", "--seq", "1k", "--causal")
+    for row in csv.DictReader(io.StringIO(cli(*chosen, "--csv").out)):
+        found = [row[key] for key in ("seq_q", "seq_kv", "head_dim", "dtype", "causal", "pass")]
+        assert found == ["1024", "1024", "64", "fp16", "true", "fwd"]
+    assert {row["head_dim"] for row in cli(*chosen, "--json").json["rows"]} == {64}
 
 
 def test_a_kernel_of_another_head_dim_is_skipped_with_its_reason(cli: Cli) -> None:
