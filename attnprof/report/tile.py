@@ -223,12 +223,30 @@ def sweep_rows(found: Sweep, device: DeviceSpec) -> list[dict[str, Any]]:
     return [_ranked_row(rank, tile, device) for rank, tile in enumerate(found.ranked, 1)]
 
 
-def sweep_notes(device: DeviceSpec) -> tuple[str, ...]:
-    """What a GPU lacks for any tile."""
-    if device.compute_capability >= OLDEST:
+def sweep_fields(found: Sweep | None, device: DeviceSpec) -> dict[str, Any]:
+    """A GPU's sweep as a whole.
+
+    Args:
+        found: the sweep; None where the GPU's architecture is not known.
+        device: the GPU.
+    """
+    if found is None:
+        reason: str | None = _unlisted(device)
+    else:
+        reason = f"needs {_too_old(device)}" if device.compute_capability < OLDEST else None
+    return {
+        "gpu": device.name,
+        "tried": None if found is None else found.tried,
+        "fit": None if found is None else len(found.ranked),
+        "reason": reason,
+    }
+
+
+def sweep_notes(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a GPU lacks for any tile, or why there is no sweep."""
+    if fields["reason"] is None:
         return ()
-    major, minor = device.compute_capability
-    return (f"mma.m16n8k16 and cp.async need sm_80 or later, and this is sm_{major}{minor}: figures only",)
+    return (f"{fields['gpu']}: {fields['reason']}" + ("" if fields["tried"] is None else ": figures only"),)
 
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -309,12 +327,11 @@ def _reason(
     choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None, found: Occupancy | None
 ) -> str | None:
     facts = device.architecture
-    major, minor = device.compute_capability
     if facts is None:
-        return f"compute capability {major}.{minor} is not in the architecture table"
+        return _unlisted(device)
     reasons = []
     if device.compute_capability < OLDEST:
-        reasons.append(f"sm_80 or later for mma.m16n8k16 and cp.async, and is sm_{major}{minor}")
+        reasons.append(_too_old(device))
     if smem_bytes(choice) > facts.smem_per_block_bytes:
         reasons.append(
             f"{units.exact(smem_bytes(choice))} B of shared memory, and a block can have "
@@ -335,6 +352,16 @@ def _reason(
             f"an SM's {units.exact(facts.registers_per_block)} registers do not hold them"
         )
     return "needs " + "; ".join(reasons) if reasons else None
+
+
+def _unlisted(device: DeviceSpec) -> str:
+    major, minor = device.compute_capability
+    return f"compute capability {major}.{minor} is not in the architecture table"
+
+
+def _too_old(device: DeviceSpec) -> str:
+    major, minor = device.compute_capability
+    return f"sm_80 or later for mma.m16n8k16 and cp.async, and is sm_{major}{minor}"
 
 
 def _conflict(cost: Any) -> Mapping[str, Any] | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attnprof.model.devices import table
+from attnprof.cli import gpus
+from attnprof.model.devices import from_facts, table
 from attnprof.model.patterns import PATTERNS
 from tests.cli.conftest import Cli
 
@@ -114,7 +115,9 @@ def test_threads_that_the_register_file_does_not_hold_are_a_reason(cli: Cli) -> 
 def test_a_gpu_without_the_instructions_says_so(cli: Cli) -> None:
     (row,) = cli(*EXAMPLE, "--gpu", "T4", "--json").json["rows"]
     assert row["reason"] == "needs sm_80 or later for mma.m16n8k16 and cp.async, and is sm_75"
-    assert "mma.m16n8k16 and cp.async need sm_80 or later" in cli("tile", "--sweep", "--gpu", "T4", "--top", "1").out
+    swept = cli("tile", "--sweep", "--gpu", "T4", "--top", "1")
+    assert f"T4: {row['reason']}: figures only\n" in swept.out
+    assert cli("tile", "--sweep", "--gpu", "T4", "--json").json["sweeps"][0]["reason"] == row["reason"]
     assert cli(*EXAMPLE, "--gpu", "A100", "--json").json["rows"][0]["reason"] is None
 
 
@@ -131,11 +134,27 @@ def test_rows_that_cannot_be_swizzled_are_padded(cli: Cli) -> None:
     assert cli("tile", "--block-kv", "48", "--p-smem", "--json").json["layout"] == "pad"
 
 
+def test_a_gpu_outside_the_architecture_table_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = from_facts("Foo 9000", (13, 0), sm_count=10)
+    monkeypatch.setattr(gpus, "targets", lambda gpu: (gpus.Target(device, "a test's"),))
+    reason = "compute capability 13.0 is not in the architecture table"
+    for command in (("tile",), ("tile", "--sweep")):
+        result = cli(*command)
+        assert result.code == 0
+        assert f"Foo 9000: {reason}\n" in result.out
+    assert cli("tile", "--json").json["reason"] == reason
+    document = cli("tile", "--sweep", "--json").json
+    assert document["rows"] == []
+    assert document["sweeps"] == [{"gpu": "Foo 9000", "tried": None, "fit": None, "reason": reason}]
+
+
 def test_the_sweep(cli: Cli, snapshot: Snapshot) -> None:
     result = cli("tile", "--sweep", "--gpu", "H200,A100", "--top", "5")
     assert result.code == 0
     snapshot("tile-sweep.txt", result.out)
-    rows = cli("tile", "--sweep", "--gpu", "H200", "--json").json["rows"]
+    document = cli("tile", "--sweep", "--gpu", "H200", "--json").json
+    assert document["sweeps"] == [{"gpu": "H200", "tried": 1000, "fit": 287, "reason": None}]
+    rows = document["rows"]
     assert [row["rank"] for row in rows] == list(range(1, 21))
     # What fa2 was tuned to on this GPU.
     assert (rows[0]["block_q"], rows[0]["block_kv"], rows[0]["stages"], rows[0]["warps"]) == (128, 64, 2, 4)

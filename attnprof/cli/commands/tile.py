@@ -226,11 +226,12 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     elif typed.block_q:
         warps = tile_sweep.sharing_warps(typed.block_q)
     sections: list[Section] = []
+    sweeps: list[dict[str, Any]] = []
     for target in targets:
         facts = target.device.architecture
         if facts is None:
-            reason = f"compute capability {target.device.compute_capability} is not in the architecture table"
-            sections.append(Section((*gpus.device_lines(target),), (), (reason,)))
+            sweeps.append(view.sweep_fields(None, target.device))
+            sections.append(Section(gpus.device_lines(target), (), view.sweep_notes(sweeps[-1])))
             continue
         found = tile_sweep.sweep(
             facts,
@@ -258,10 +259,10 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
             *gpus.device_lines(target),
             gpus.labelled("Sweep", f"head dim {checked.head_dim} · {checked.dtype} · {layout} · {counted}"),
         )
-        sections.append(Section(heading, rows[:top], view.sweep_notes(target.device)))
-    return Report(
-        "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
-    )
+        sweeps.append(view.sweep_fields(found, target.device))
+        sections.append(Section(heading, rows[:top], view.sweep_notes(sweeps[-1])))
+    fields = {**_device_fields(targets), "sweeps": sweeps}
+    return Report("tile", view.SWEEP_COLUMNS, tuple(sections), fields=fields, summary=view.SWEEP_LEGEND)
 
 
 def _checked_sweep(typed: TileOptions) -> TileChoice:
