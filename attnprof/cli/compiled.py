@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnprof.cli import backends, gpus
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, CompileError
+from attnprof.model.errors import AttnprofError, CompileError, EnvironmentProblem, UnknownArchitecture
 
 if TYPE_CHECKING:
     from attnprof.cli.environment import Environment
@@ -33,7 +33,7 @@ def compiled_report(
     """A row a launch of each kernel on each GPU.
 
     Raises:
-        EnvironmentProblem: there is no compiler.
+        EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler import Compiler, nvrtc
     from attnprof.model.workload import Workload
@@ -77,6 +77,11 @@ def _rows(spec: KernelSpec, workload: Workload, device: DeviceSpec, compiler: Co
         return
     try:
         yield from _launch_rows(spec, workload, device, compiler)
+    except UnknownArchitecture as error:
+        yield _row(spec, workload, device, "skipped", error.message)
+    except EnvironmentProblem:
+        # No other row would compile either.
+        raise
     except CompileError as error:
         yield _row(spec, workload, device, "error", error.message)
     except AttnprofError as error:

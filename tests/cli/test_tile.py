@@ -307,3 +307,33 @@ def test_without_a_compiler_it_says_what_is_missing(cli: Cli, monkeypatch: pytes
     assert result.code == 2
     assert result.err == "error: NVRTC is missing\nhint: pip install 'attnprof[nvrtc]'\n"
     assert cli("tile").code == 0
+
+
+def test_without_headers_it_says_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from attnprof.compiler import compiler
+    from attnprof.model.errors import EnvironmentProblem
+
+    def missing(nvrtc_major: int) -> None:
+        raise EnvironmentProblem("cuda_fp16.h is missing: no CUDA headers found", "pip install 'attnprof[cuda13]'")
+
+    monkeypatch.setattr(compiler, "cuda_headers", missing)
+    result = cli("tile", "--kernel", "fa2", "--gpu", "H200")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "error: cuda_fp16.h is missing: no CUDA headers found\nhint: pip install 'attnprof[cuda13]'\n"
+    )
+
+
+def test_a_gpu_that_the_compiler_does_not_know_leaves_the_others_theirs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from attnprof.compiler import nvrtc
+
+    known = tuple(each for each in nvrtc.supported_arches() if each < 100)
+    monkeypatch.setattr(nvrtc, "supported_arches", lambda: known)
+    result = cli("tile", "--kernel", "fa2", "--gpu", "B200,H200", "--json")
+    b200, h200 = result.json["rows"]
+    assert (result.code, b200["status"], h200["status"]) == (0, "skipped", "ok")
+    assert "does not know sm_100a: it needs the NVRTC of" in b200["reason"]
