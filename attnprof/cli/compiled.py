@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnprof.cli import backends, gpus
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, CompileError
+from attnprof.model.errors import AttnprofError, CompileError, EnvironmentProblem, UnknownArchitecture
 
 if TYPE_CHECKING:
     from attnprof.cli.environment import Environment
@@ -33,7 +33,7 @@ def compiled_report(
     """A row a launch of each kernel on each GPU.
 
     Raises:
-        EnvironmentProblem: there is no compiler.
+        EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler import Compiler, nvrtc
     from attnprof.model.workload import Workload
@@ -73,14 +73,19 @@ def compiled_report(
 def _rows(spec: KernelSpec, workload: Workload, device: DeviceSpec, compiler: Compiler) -> Iterator[dict[str, Any]]:
     reason = spec.unsupported(workload) or spec.runs_on(device.compute_capability)
     if reason is not None:
-        yield _row(spec, device, "skipped", reason)
+        yield _row(spec, workload, device, "skipped", reason)
         return
     try:
         yield from _launch_rows(spec, workload, device, compiler)
+    except UnknownArchitecture as error:
+        yield _row(spec, workload, device, "skipped", error.message)
+    except EnvironmentProblem:
+        # No other row would compile either.
+        raise
     except CompileError as error:
-        yield _row(spec, device, "error", error.message)
+        yield _row(spec, workload, device, "error", error.message)
     except AttnprofError as error:
-        yield _row(spec, device, "skipped", error.message)
+        yield _row(spec, workload, device, "skipped", error.message)
 
 
 def _launch_rows(
@@ -106,7 +111,7 @@ def _launch_rows(
                 smem_per_sm_bytes=device.smem_per_sm_bytes,
             )
         yield {
-            **_row(spec, device, "ok", None),
+            **_row(spec, workload, device, "ok", None),
             "stage": launch.stage,
             "entry": launch.entry,
             "arch": arch,
@@ -121,5 +126,13 @@ def _launch_rows(
         }
 
 
-def _row(spec: KernelSpec, device: DeviceSpec, status: str, reason: str | None) -> dict[str, Any]:
-    return {"gpu": device.name, "kernel": spec.name, "status": status, "reason": reason}
+def _row(spec: KernelSpec, workload: Workload, device: DeviceSpec, status: str, reason: str | None) -> dict[str, Any]:
+    from attnprof.model.roofline import workload_fields
+
+    return {
+        "gpu": device.name,
+        "kernel": spec.name,
+        "status": status,
+        "reason": reason,
+        **workload_fields(workload),
+    }

@@ -21,7 +21,7 @@ from attnprof.compiler.ptxas import parse_resources
 from attnprof.kernels.executor import Compiled
 from attnprof.kernels.plan import Build
 from attnprof.kernels.sources import kernels_dir
-from attnprof.model.errors import AttnprofError, EnvironmentProblem
+from attnprof.model.errors import AttnprofError, UnknownArchitecture
 
 # Since this version NVRTC keeps images itself where there is a driver, and one from there comes without ptxas's report
 # of registers and spills (NVRTC user guide, "Caching").
@@ -63,7 +63,8 @@ class Compiler:
 
         Raises:
             CompileError: the source was refused; the message holds the first error's file and line.
-            EnvironmentProblem: NVRTC or a CUDA header is missing, or NVRTC does not know ``arch``.
+            EnvironmentProblem: NVRTC or a CUDA header is missing.
+            UnknownArchitecture: NVRTC does not know ``arch``.
             UsageError: the file cannot be read.
         """
         waited_for = self._ahead.pop((build, arch, target), None)
@@ -129,7 +130,7 @@ class Compiler:
         number, suffix = parse_arch(arch)
         if number not in nvrtc.supported_arches():
             known = ", ".join(f"sm_{known}" for known in nvrtc.supported_arches())
-            raise EnvironmentProblem(
+            raise UnknownArchitecture(
                 f"NVRTC {version[0]}.{version[1]} does not know {arch}: it needs the NVRTC of {needed_cuda(arch)}",
                 f"this one knows {known}",
             )

@@ -29,6 +29,10 @@ class EnvironmentProblem(AttnprofError):
     """Something the machine lacks (a GPU, a driver, NVRTC, a header): exit 2."""
 
 
+class UnknownArchitecture(EnvironmentProblem):
+    """NVRTC is older than a GPU: nothing compiles for that one, but for others it does."""
+
+
 class UnsupportedWorkload(AttnprofError):
     """A kernel cannot run this workload on this architecture: the row is skipped with the reason."""
 

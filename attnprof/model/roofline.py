@@ -90,6 +90,8 @@ def roofline(
     limits = ceilings(device, workload.dtype, source)
     stages = tuple(_stage_roof(stage, limits, device.sm_count) for stage in demand.stages)
     unknown = [unit for unit in UNITS if any(unit in s.unit_time_s and s.unit_time_s[unit] is None for s in stages)]
+    # Once each: without a clock, several units lack their ceiling for the same reason.
+    reasons = dict.fromkeys(limits.reason(unit) or unit for unit in unknown)
     hbm_bytes = demand.hbm_bytes
     return Roofline(
         ceilings=limits,
@@ -99,7 +101,7 @@ def roofline(
         arithmetic_intensity=(workload.flops if flops is None else flops) / hbm_bytes if hbm_bytes else None,
         predicted_time_s=_sum(stage.predicted_time_s for stage in stages),
         l2_resident=_l2_resident(demand, device.l2_bytes),
-        reason="; ".join(limits.reason(unit) or unit for unit in unknown) or None,
+        reason="; ".join(reasons) or None,
     )
 
 

@@ -26,12 +26,12 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.layouts import Layout
 from attnprof.model.occupancy import Occupancy
 from attnprof.model.patterns import pattern
-from attnprof.model.tiles import MMA_ROWS, TileChoice, registers, smem_bytes, tile_occupancy
+from attnprof.model.tiles import MAX_WARPS, MMA_ROWS, TileChoice, registers, smem_bytes, tile_occupancy
 
 BLOCKS_Q = (16, 32, 64, 96, 128, 192, 256)
 BLOCKS_KV = (16, 32, 48, 64, 80, 96, 128, 176, 192, 256)
 STAGES = (1, 2, 3, 4)
-WARPS = (1, 2, 4, 8, 12, 16)
+WARPS = (1, 2, 3, 4, 6, 8, 12, 16)
 # Warps that four schedulers need so that each has one to run while another waits.
 WARPS_TO_OVERLAP = 8
 
@@ -65,6 +65,11 @@ class Sweep:
 
     tried: int
     ranked: tuple[RankedTile, ...]
+
+
+def sharing_warps(block_q: int) -> tuple[int, ...]:
+    """Every number of warps that can share a block of queries; `WARPS` alone would leave out the 5 of 80 queries."""
+    return tuple(warps for warps in range(1, MAX_WARPS + 1) if block_q % (MMA_ROWS * warps) == 0)
 
 
 def flops_per_smem_byte(choice: TileChoice) -> float:

@@ -21,6 +21,8 @@ from attnprof.model.patterns import PATTERNS, Pattern, Row
 MMA_ROWS = 16
 DEFAULT_PAD = 8
 DEFAULT_WARPS = 4
+# A block's warps, at most.
+MAX_WARPS = Architecture.max_threads_per_block // Architecture.warp_size
 # Addresses, loop counters and constants. Fitted to fa2 as NVRTC 13 compiles it for sm_80 and sm_90a, so that no variant
 # that runs well in 255 registers is put above them.
 _REGISTERS_BESIDES = 32
@@ -94,9 +96,14 @@ class TileChoice:
 
 
 def default_warps(block_q: int) -> int:
-    """Four warps, or as many below that as share the rows evenly."""
+    """Four warps if they share the rows evenly; else what is near, without rows that a thread has no registers for.
+
+    Fewer than four only if that leaves none more than 32 rows, whose accumulators 255 registers just hold at head dim
+    128; else the fewest above four, and one if no number that a block can have shares them.
+    """
     slices = max(1, block_q // MMA_ROWS)
-    return next(warps for warps in range(min(DEFAULT_WARPS, slices), 0, -1) if slices % warps == 0)
+    fewer = (warps for warps in range(DEFAULT_WARPS, 0, -1) if warps == DEFAULT_WARPS or slices <= 2 * warps)
+    return next((warps for warps in (*fewer, *range(DEFAULT_WARPS + 1, MAX_WARPS + 1)) if slices % warps == 0), 1)
 
 
 def smem_parts(choice: TileChoice) -> dict[str, int]:

@@ -23,7 +23,7 @@ from attnprof.model.tiles import (
 )
 from attnprof.report import units
 from attnprof.report.document import Column, Row
-from attnprof.report.workload import REASON, STATUS
+from attnprof.report.workload import REASON, STATUS, WORKLOAD
 
 
 def _percent(share: float) -> str:
@@ -47,6 +47,8 @@ _TILE: tuple[Column, ...] = (
     Column("stages", "Stages", "tiles of K and of V in shared memory at once", show="never"),
     Column("warps", "Warps", "warps a block", show="never"),
     Column("layout", "Layout", "plain, pad or swizzle", align="left", show="never"),
+    Column("pad", "Padding", "elements that the layout adds to a row", show="never"),
+    Column("p_in_smem", "P shared", "whether P goes through shared memory", units.yes_no, align="left", show="never"),
 )
 _SMEM = Column("smem_bytes", "Shared", "shared memory a block, static and dynamic (B)", units.exact)
 _REGISTERS = Column("registers", "Registers", "registers a thread: estimated, or as compiled")
@@ -80,6 +82,7 @@ KERNEL_COLUMNS: tuple[Column, ...] = (
     Column("kernel", "Kernel", "the kernel's name", align="left"),
     Column("entry", "Entry", "its entry point", align="left"),
     replace(STATUS, show=lambda rows: any(row["status"] != "ok" for row in rows)),
+    *(replace(column, show="never") for column in WORKLOAD if column.in_csv),
     Column("arch", "Arch", "what it was compiled for", align="left"),
     Column("threads", "Threads", "threads a block"),
     _SMEM,
@@ -89,10 +92,13 @@ KERNEL_COLUMNS: tuple[Column, ...] = (
     REASON,
 )
 
+# What tells a sweep's tiles apart; the heading has the rest.
+_SWEPT = ("block_q", "block_kv", "stages", "warps")
+
 SWEEP_COLUMNS: tuple[Column, ...] = (
     replace(GPU, show="never"),
     Column("rank", "Rank", "1 is the first to measure"),
-    *(replace(column, show="always") for column in _TILE if column.key not in ("head_dim", "dtype", "layout")),
+    *(replace(column, show="always") if column.key in _SWEPT else column for column in _TILE),
     _SMEM,
     replace(_REGISTERS, description="registers a thread, estimated"),
     *(replace(column, show="never") if column.key == "warps_per_sm" else column for column in _RESIDENT),
@@ -195,7 +201,7 @@ def tile_row(choice: TileChoice, device: DeviceSpec, registers_per_thread: int |
         "bank_conflict_degree": {
             pattern.name: None if cost is None else cost.degree for pattern, cost in bank_conflicts(choice).items()
         },
-        "reason": _reason(choice, device, registers_per_thread),
+        "reason": _reason(choice, device, registers_per_thread, found),
     }
 
 
@@ -217,12 +223,30 @@ def sweep_rows(found: Sweep, device: DeviceSpec) -> list[dict[str, Any]]:
     return [_ranked_row(rank, tile, device) for rank, tile in enumerate(found.ranked, 1)]
 
 
-def sweep_notes(device: DeviceSpec) -> tuple[str, ...]:
-    """What a GPU lacks for any tile."""
-    if device.compute_capability >= OLDEST:
+def sweep_fields(found: Sweep | None, device: DeviceSpec) -> dict[str, Any]:
+    """A GPU's sweep as a whole.
+
+    Args:
+        found: the sweep; None where the GPU's architecture is not known.
+        device: the GPU.
+    """
+    if found is None:
+        reason: str | None = _unlisted(device)
+    else:
+        reason = f"needs {_too_old(device)}" if device.compute_capability < OLDEST else None
+    return {
+        "gpu": device.name,
+        "tried": None if found is None else found.tried,
+        "fit": None if found is None else len(found.ranked),
+        "reason": reason,
+    }
+
+
+def sweep_notes(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a GPU lacks for any tile, or why there is no sweep."""
+    if fields["reason"] is None:
         return ()
-    major, minor = device.compute_capability
-    return (f"mma.m16n8k16 and cp.async need sm_80 or later, and this is sm_{major}{minor}: figures only",)
+    return (f"{fields['gpu']}: {fields['reason']}" + ("" if fields["tried"] is None else ": figures only"),)
 
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -299,14 +323,15 @@ def _ranked_row(rank: int, tile: RankedTile, device: DeviceSpec) -> dict[str, An
     }
 
 
-def _reason(choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None) -> str | None:
+def _reason(
+    choice: TileChoice, device: DeviceSpec, registers_per_thread: int | None, found: Occupancy | None
+) -> str | None:
     facts = device.architecture
-    major, minor = device.compute_capability
     if facts is None:
-        return f"compute capability {major}.{minor} is not in the architecture table"
+        return _unlisted(device)
     reasons = []
     if device.compute_capability < OLDEST:
-        reasons.append(f"sm_80 or later for mma.m16n8k16 and cp.async, and is sm_{major}{minor}")
+        reasons.append(_too_old(device))
     if smem_bytes(choice) > facts.smem_per_block_bytes:
         reasons.append(
             f"{units.exact(smem_bytes(choice))} B of shared memory, and a block can have "
@@ -320,7 +345,23 @@ def _reason(choice: TileChoice, device: DeviceSpec, registers_per_thread: int | 
             f"{needed} registers, and a thread can have {facts.max_registers_per_thread}: "
             + ("the rest would spill to memory" if registers_per_thread is None else "that cannot be")
         )
+    # Each thread may have that many, but not all of them together. Quarters, because 13 warps take four in one of them.
+    if found is not None and not found.blocks_by["registers"] and choice.threads <= facts.max_threads_per_block:
+        reasons.append(
+            f"{choice.threads} threads of {min(needed, facts.max_registers_per_thread)} registers, and the quarters of "
+            f"an SM's {units.exact(facts.registers_per_block)} registers do not hold them"
+        )
     return "needs " + "; ".join(reasons) if reasons else None
+
+
+def _unlisted(device: DeviceSpec) -> str:
+    major, minor = device.compute_capability
+    return f"compute capability {major}.{minor} is not in the architecture table"
+
+
+def _too_old(device: DeviceSpec) -> str:
+    major, minor = device.compute_capability
+    return f"sm_80 or later for mma.m16n8k16 and cp.async, and is sm_{major}{minor}"
 
 
 def _conflict(cost: Any) -> Mapping[str, Any] | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attnprof.model.devices import table
+from attnprof.cli import gpus
+from attnprof.model.devices import from_facts, table
 from attnprof.model.patterns import PATTERNS
 from tests.cli.conftest import Cli
 
@@ -74,7 +75,7 @@ def test_why_a_column_read_conflicts(cli: Cli, pad: str, banks: str) -> None:
 def test_a_sweep_in_which_nothing_fits_says_so(cli: Cli) -> None:
     result = cli("tile", "--sweep", "--stages", "99", "--gpu", "H200")
     assert result.code == 0
-    assert "· 0 of 210 tiles fit\n" in result.out
+    assert "· 0 of 250 tiles fit\n" in result.out
     # Sixteen warps, which the block of a single tile could not share, have larger ones in the sweep.
     assert cli("tile", "--sweep", "--warps", "16", "--gpu", "H200", "--top", "1").code == 0
 
@@ -101,10 +102,22 @@ def test_a_tile_that_does_not_fit_says_what_is_missing(cli: Cli, snapshot: Snaps
     assert "196,608 B of shared memory, and a block can have 166,912" in a100["reason"]
 
 
+def test_threads_that_the_register_file_does_not_hold_are_a_reason(cli: Cli) -> None:
+    tile = ("tile", "--head-dim", "256", "--block-q", "256", "--warps", "16", "--gpu", "H200", "--json")
+    (row,) = cli(*tile).json["rows"]
+    assert row["blocks_per_sm"] == 0
+    assert row["reason"] == (
+        "needs 512 threads of 208 registers, and the quarters of an SM's 65,536 registers do not hold them"
+    )
+    assert cli(*tile, "--registers", "128").json["reason"] is None
+
+
 def test_a_gpu_without_the_instructions_says_so(cli: Cli) -> None:
     (row,) = cli(*EXAMPLE, "--gpu", "T4", "--json").json["rows"]
     assert row["reason"] == "needs sm_80 or later for mma.m16n8k16 and cp.async, and is sm_75"
-    assert "mma.m16n8k16 and cp.async need sm_80 or later" in cli("tile", "--sweep", "--gpu", "T4", "--top", "1").out
+    swept = cli("tile", "--sweep", "--gpu", "T4", "--top", "1")
+    assert f"T4: {row['reason']}: figures only\n" in swept.out
+    assert cli("tile", "--sweep", "--gpu", "T4", "--json").json["sweeps"][0]["reason"] == row["reason"]
     assert cli(*EXAMPLE, "--gpu", "A100", "--json").json["rows"][0]["reason"] is None
 
 
@@ -121,11 +134,27 @@ def test_rows_that_cannot_be_swizzled_are_padded(cli: Cli) -> None:
     assert cli("tile", "--block-kv", "48", "--p-smem", "--json").json["layout"] == "pad"
 
 
+def test_a_gpu_outside_the_architecture_table_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = from_facts("Foo 9000", (13, 0), sm_count=10)
+    monkeypatch.setattr(gpus, "targets", lambda gpu: (gpus.Target(device, "a test's"),))
+    reason = "compute capability 13.0 is not in the architecture table"
+    for command in (("tile",), ("tile", "--sweep")):
+        result = cli(*command)
+        assert result.code == 0
+        assert f"Foo 9000: {reason}\n" in result.out
+    assert cli("tile", "--json").json["reason"] == reason
+    document = cli("tile", "--sweep", "--json").json
+    assert document["rows"] == []
+    assert document["sweeps"] == [{"gpu": "Foo 9000", "tried": None, "fit": None, "reason": reason}]
+
+
 def test_the_sweep(cli: Cli, snapshot: Snapshot) -> None:
     result = cli("tile", "--sweep", "--gpu", "H200,A100", "--top", "5")
     assert result.code == 0
     snapshot("tile-sweep.txt", result.out)
-    rows = cli("tile", "--sweep", "--gpu", "H200", "--json").json["rows"]
+    document = cli("tile", "--sweep", "--gpu", "H200", "--json").json
+    assert document["sweeps"] == [{"gpu": "H200", "tried": 1000, "fit": 287, "reason": None}]
+    rows = document["rows"]
     assert [row["rank"] for row in rows] == list(range(1, 21))
     # What fa2 was tuned to on this GPU.
     assert (rows[0]["block_q"], rows[0]["block_kv"], rows[0]["stages"], rows[0]["warps"]) == (128, 64, 2, 4)
@@ -134,11 +163,38 @@ def test_the_sweep(cli: Cli, snapshot: Snapshot) -> None:
     assert len(list(csv.reader(io.StringIO(cli("tile", "--sweep", "--csv", "--top", "7").out)))) == 8
 
 
+@pytest.mark.parametrize(
+    ("block_q", "warps"), [("48", {3}), ("80", {5}), ("112", {7}), ("96", {3, 6}), ("192", {6, 12})]
+)
+def test_a_sweep_tries_every_number_of_warps_that_can_share_a_given_block(
+    cli: Cli, block_q: str, warps: set[int]
+) -> None:
+    rows = cli("tile", "--sweep", "--block-q", block_q, "--gpu", "H200", "--top", "1000", "--json").json["rows"]
+    assert {row["warps"] for row in rows} == warps
+    one = cli("tile", "--sweep", "--block-q", block_q, "--warps", str(min(warps)), "--gpu", "H200", "--json").json
+    assert {row["warps"] for row in one["rows"]} == {min(warps)}
+
+
 def test_csv_is_a_row_a_gpu(cli: Cli) -> None:
     rows = list(csv.DictReader(io.StringIO(cli(*EXAMPLE, "--gpu", "H200,A100", "--csv").out)))
     assert [row["gpu"] for row in rows] == ["H200", "A100-SXM4-80GB"]
     assert [row["smem_bytes"] for row in rows] == ["49152", "49152"]
     assert rows[0]["bank_conflict_degree_column_read"] == "4.0"
+
+
+def test_csv_says_which_tile_each_row_is_of(cli: Cli) -> None:
+    def only_row(*arguments: str) -> dict[str, str]:
+        (row,) = csv.DictReader(io.StringIO(cli("tile", *arguments, "--gpu", "H200", "--csv").out))
+        return row
+
+    padded = ("--layout", "pad", "--pad")
+    assert [only_row(*padded, "8")[key] for key in ("layout", "pad", "p_in_smem")] == ["pad", "8", "false"]
+    assert [only_row(*padded, "16", "--p-smem")[key] for key in ("layout", "pad", "p_in_smem")] == ["pad", "16", "true"]
+    swept = only_row("--sweep", "--top", "1", "--head-dim", "64", "--dtype", "bf16", *padded, "16", "--p-smem")
+    assert [swept[key] for key in ("head_dim", "dtype", "layout", "pad", "p_in_smem")] == [
+        "64", "bf16", "pad", "16", "true",
+    ]  # fmt: skip
+    assert "P shared" not in cli("tile", "--sweep", "--top", "1", "--p-smem").out
 
 
 BAD = {
@@ -156,6 +212,9 @@ BAD = {
     "registers": (["--registers", "256"], "above the largest allowed, 255", "--registers 128"),
     "kernel and tile": (["--kernel", "fa2", "--block-q", "64"], "--kernel and --block-q exclude", "tile --kernel fa2"),
     "kernel and sweep": (["--kernel", "fa2", "--sweep"], "--kernel and --sweep exclude", "tile --kernel fa2"),
+    "kernel and padding": (["--kernel", "fa2", "--pad", "3"], "--kernel and --pad exclude", "tile --kernel fa2"),
+    "kernel and top": (["--kernel", "fa2", "--top", "3"], "--kernel and --top exclude", "tile --kernel fa2"),
+    "sweep of no padding": (["--sweep", "--pad", "16"], "--pad 16 is of --layout pad", "--layout pad --pad 8"),
     "sweep and registers": (["--sweep", "--registers", "9"], "--sweep and --registers exclude", "tile --sweep"),
     "length without a kernel": (["--seq", "1k"], "--seq and --causal choose a variant of a --kernel", "--kernel fa2"),
     "sweep of no tile": (["--sweep", "--head-dim", "8"], "--head-dim 8 is not a multiple of 16", "--head-dim 16"),
@@ -195,6 +254,15 @@ def test_a_kernel_as_compiled(cli: Cli) -> None:
     text = cli("tile", "--kernel", "fa2", "--gpu", "T4,H200").out
     assert "fa2: needs sm_80, this GPU is sm_75" in text
     assert "fa2_forward" in text
+
+
+def test_the_rows_of_a_kernel_say_for_what_it_was_compiled(cli: Cli) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    chosen = ("tile", "--kernel", "fa2", "--gpu", "H200,T4", "--head-dim", "64", "--seq", "1k", "--causal")
+    for row in csv.DictReader(io.StringIO(cli(*chosen, "--csv").out)):
+        found = [row[key] for key in ("seq_q", "seq_kv", "head_dim", "dtype", "causal", "pass")]
+        assert found == ["1024", "1024", "64", "fp16", "true", "fwd"]
+    assert {row["head_dim"] for row in cli(*chosen, "--json").json["rows"]} == {64}
 
 
 def test_a_kernel_of_another_head_dim_is_skipped_with_its_reason(cli: Cli) -> None:
@@ -239,3 +307,33 @@ def test_without_a_compiler_it_says_what_is_missing(cli: Cli, monkeypatch: pytes
     assert result.code == 2
     assert result.err == "error: NVRTC is missing\nhint: pip install 'attnprof[nvrtc]'\n"
     assert cli("tile").code == 0
+
+
+def test_without_headers_it_says_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from attnprof.compiler import compiler
+    from attnprof.model.errors import EnvironmentProblem
+
+    def missing(nvrtc_major: int) -> None:
+        raise EnvironmentProblem("cuda_fp16.h is missing: no CUDA headers found", "pip install 'attnprof[cuda13]'")
+
+    monkeypatch.setattr(compiler, "cuda_headers", missing)
+    result = cli("tile", "--kernel", "fa2", "--gpu", "H200")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "error: cuda_fp16.h is missing: no CUDA headers found\nhint: pip install 'attnprof[cuda13]'\n"
+    )
+
+
+def test_a_gpu_that_the_compiler_does_not_know_leaves_the_others_theirs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from attnprof.compiler import nvrtc
+
+    known = tuple(each for each in nvrtc.supported_arches() if each < 100)
+    monkeypatch.setattr(nvrtc, "supported_arches", lambda: known)
+    result = cli("tile", "--kernel", "fa2", "--gpu", "B200,H200", "--json")
+    b200, h200 = result.json["rows"]
+    assert (result.code, b200["status"], h200["status"]) == (0, "skipped", "ok")
+    assert "does not know sm_100a: it needs the NVRTC of" in b200["reason"]

@@ -44,13 +44,18 @@ def tile(
             "--layout", metavar="plain|pad|swizzle", help="How rows lie in shared memory.  [default: swizzle]"
         ),
     ] = None,
-    pad: Annotated[str, typer.Option("--pad", metavar="N", help="Elements that --layout pad adds to a row.")] = "8",
+    pad: Annotated[
+        str | None,
+        typer.Option("--pad", metavar="N", help="Elements that --layout pad adds to a row.  [default: 8]"),
+    ] = None,
     p_smem: Annotated[bool, typer.Option("--p-smem", help="P goes through shared memory, too.")] = False,
     registers: Annotated[
         str | None,
         typer.Option("--registers", metavar="N", help="Registers a thread, where you know them.  [default: estimated]"),
     ] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Rank all tiles that fit; what you give is kept.")] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Rank the tiles of a grid that fit; what you give is kept.")
+    ] = False,
     top: Annotated[
         str | None, typer.Option("--top", metavar="N", help="With --sweep: how many to show.  [default: 20]")
     ] = None,
@@ -71,7 +76,7 @@ def tile(
     """Show shared memory, occupancy and bank conflicts of a tile.
 
     For a FlashAttention-2-like forward: registers are estimated, bank conflicts come from the addresses. --sweep
-    ranks all tiles that fit. --kernel compiles a kernel of the catalogue and shows what it really takes; no GPU needed.
+    ranks tiles that fit. --kernel compiles a kernel of the catalogue and shows what it really takes; no GPU needed.
     """
     from attnprof.model.dtypes import Dtype
     from attnprof.model.layouts import Layout
@@ -85,14 +90,15 @@ def tile(
         head_dim=values.count(head_dim, "--head-dim", largest=_MOST, example="128"),
         dtype=Dtype(values.choice(dtype, "--dtype", ("fp16", "bf16"))),
         layout=None if layout is None else Layout(values.choice(layout, "--layout", [each.value for each in Layout])),
-        pad=values.count(pad, "--pad", largest=_MOST, example="8"),
+        pad=_optional(pad, "--pad", "8"),
         p_in_smem=p_smem,
         registers=None if registers is None else values.count(registers, "--registers", largest=255, example="128"),
     )
     if kernel is not None:
         from attnprof.cli.compiled import compiled_report
 
-        _refuse_beside("--kernel", {**typed.tile_options(), "--sweep": sweep or None}, "attnprof tile --kernel fa2")
+        others = {**typed.tile_options(), "--sweep": sweep or None, "--top": top}
+        _refuse_beside("--kernel", others, "attnprof tile --kernel fa2")
         length = values.count(seq or "4096", "--seq", largest=values.MAX_LENGTH, example="4096")
         report, code = compiled_report(
             context.obj,
@@ -129,7 +135,7 @@ class TileOptions:
     head_dim: int
     dtype: Any
     layout: Layout | None
-    pad: int
+    pad: int | None
     p_in_smem: bool
     registers: int | None
 
@@ -139,7 +145,7 @@ class TileOptions:
         Raises:
             UsageError: no such tile, or rows that the layout can't have.
         """
-        from attnprof.model.tiles import TileChoice, default_warps
+        from attnprof.model.tiles import DEFAULT_PAD, TileChoice, default_warps
 
         block_q = self.block_q or 64
         choice = TileChoice(
@@ -150,7 +156,7 @@ class TileOptions:
             warps=self.warps or default_warps(block_q),
             dtype=self.dtype,
             layout=self.fitting_layout(),
-            pad=self.pad,
+            pad=self.pad or DEFAULT_PAD,
             p_in_smem=self.p_in_smem,
         )
         misfit = choice.misfit()
@@ -176,6 +182,7 @@ class TileOptions:
             "--stages": self.stages,
             "--warps": self.warps,
             "--layout": self.layout,
+            "--pad": self.pad,
             "--p-smem": self.p_in_smem or None,
             "--registers": self.registers,
         }
@@ -212,25 +219,31 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
     from attnprof.report import tile as view
     from attnprof.report.document import Report, Section
 
-    layout = _checked_sweep(typed)
+    checked = _checked_sweep(typed)
+    warps: Sequence[int] = tile_sweep.WARPS
+    if typed.warps:
+        warps = (typed.warps,)
+    elif typed.block_q:
+        warps = tile_sweep.sharing_warps(typed.block_q)
     sections: list[Section] = []
+    sweeps: list[dict[str, Any]] = []
     for target in targets:
         facts = target.device.architecture
         if facts is None:
-            reason = f"compute capability {target.device.compute_capability} is not in the architecture table"
-            sections.append(Section((*gpus.device_lines(target),), (), (reason,)))
+            sweeps.append(view.sweep_fields(None, target.device))
+            sections.append(Section(gpus.device_lines(target), (), view.sweep_notes(sweeps[-1])))
             continue
         found = tile_sweep.sweep(
             facts,
-            head_dim=typed.head_dim,
-            dtype=typed.dtype,
-            layout=layout,
-            pad=typed.pad,
-            p_in_smem=typed.p_in_smem,
+            head_dim=checked.head_dim,
+            dtype=checked.dtype,
+            layout=checked.layout,
+            pad=checked.pad,
+            p_in_smem=checked.p_in_smem,
             blocks_q=(typed.block_q,) if typed.block_q else tile_sweep.BLOCKS_Q,
             blocks_kv=(typed.block_kv,) if typed.block_kv else tile_sweep.BLOCKS_KV,
             stages=(typed.stages,) if typed.stages else tile_sweep.STAGES,
-            warps=(typed.warps,) if typed.warps else tile_sweep.WARPS,
+            warps=warps,
             half_tensor_rate=target.device.half_tensor_rate,
             smem_per_sm_bytes=target.device.smem_per_sm_bytes,
         )
@@ -241,38 +254,42 @@ def _swept(typed: TileOptions, targets: Sequence[gpus.Target], top: int) -> Repo
         rows = view.sweep_rows(found, target.device)
         counted = f"{len(rows):,} of {found.tried:,} tiles fit"
         counted += f"; the first {min(top, len(rows)):,}" if rows else ""
+        layout = view.layout_text(checked.layout, checked.pad)
         heading = (
             *gpus.device_lines(target),
-            gpus.labelled(
-                "Sweep",
-                f"head dim {typed.head_dim} · {typed.dtype} · {view.layout_text(layout, typed.pad)} · {counted}",
-            ),
+            gpus.labelled("Sweep", f"head dim {checked.head_dim} · {checked.dtype} · {layout} · {counted}"),
         )
-        sections.append(Section(heading, rows[:top], view.sweep_notes(target.device)))
-    return Report(
-        "tile", view.SWEEP_COLUMNS, tuple(sections), fields=_device_fields(targets), summary=view.SWEEP_LEGEND
-    )
+        sweeps.append(view.sweep_fields(found, target.device))
+        sections.append(Section(heading, rows[:top], view.sweep_notes(sweeps[-1])))
+    fields = {**_device_fields(targets), "sweeps": sweeps}
+    return Report("tile", view.SWEEP_COLUMNS, tuple(sections), fields=fields, summary=view.SWEEP_LEGEND)
 
 
-def _checked_sweep(typed: TileOptions) -> Layout:
-    """The layout of a sweep over what was left out.
+def _checked_sweep(typed: TileOptions) -> TileChoice:
+    """A tile with what was given, of the layout of a sweep over what was left out.
 
     Raises:
-        UsageError: what was given is of no tile, or rows start where ldmatrix and 16-byte copies, which all tiles of
-            the sweep use, cannot.
+        UsageError: what was given is of no tile, there is a padding that no tile of the sweep has, or rows start where
+            ldmatrix and 16-byte copies, which all tiles of the sweep use, cannot.
     """
-    from attnprof.model.layouts import CHUNK_BYTES
+    from attnprof.model.layouts import CHUNK_BYTES, Layout
     from attnprof.model.tiles import MMA_ROWS
 
     # With the least block that the warps can share, where both were left out.
     choice = replace(typed, block_q=typed.block_q or MMA_ROWS * (typed.warps or 1)).choice()
+    # A single tile shows all three layouts' conflicts, so its --pad always says something.
+    if typed.pad is not None and choice.layout is not Layout.PAD:
+        raise UsageError(
+            f"--pad {typed.pad} is of --layout pad, and the tiles of this --sweep are {choice.layout}",
+            "for example: --sweep --layout pad --pad 8",
+        )
     if choice.tile().pitch_bytes % CHUNK_BYTES:
         raise UsageError(
             f"--pad {choice.pad} starts rows at no multiple of {CHUNK_BYTES} bytes, which ldmatrix and 16-byte copies "
             "need",
             "for example: --pad 8",
         )
-    return choice.layout
+    return choice
 
 
 def _gpu_lines(targets: Sequence[gpus.Target]) -> tuple[str, ...]:

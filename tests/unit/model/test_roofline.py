@@ -118,6 +118,12 @@ def test_quantisation_slows_the_sms_and_not_the_memory() -> None:
     assert roofline(W, Demand((memory,), 1), A100).predicted_time_s == pytest.approx(0.001 + LAUNCH_OVERHEAD_S)
 
 
+def test_a_cause_that_several_units_share_is_said_once() -> None:
+    orin = from_facts("Orin", (8, 7), sm_count=16, memory_clock_hz=3_200_000_000, memory_bus_bits=256)
+    found = roofline(W, fused_demand(W), orin)
+    assert found.reason == "no sourced tensor rate for sm_87; Orin: its SM clock is unknown"
+
+
 def test_an_unknown_ceiling_makes_an_unknown_roof_with_the_reason() -> None:
     w = Workload.of(1024, dtype=Dtype.BF16)
     found = roofline(w, fused_demand(w), find("V100"))

@@ -13,7 +13,7 @@ from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import UsageError
 from attnprof.model.layouts import Layout, Tile
 from attnprof.model.patterns import PATTERNS, pattern
-from attnprof.model.tile_sweep import flops_per_smem_byte, sweep
+from attnprof.model.tile_sweep import flops_per_smem_byte, sharing_warps, sweep
 from attnprof.model.tiles import (
     TileChoice,
     default_warps,
@@ -115,11 +115,21 @@ def test_registers_beyond_a_thread_are_cut_for_occupancy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_q", "warps"), [(16, 1), (32, 2), (48, 3), (64, 4), (80, 1), (96, 3), (128, 4), (192, 4)]
-)
+    ("block_q", "warps"),
+    [
+        (16, 1), (32, 2), (48, 3), (64, 4), (80, 5), (96, 3), (112, 7), (128, 4), (144, 9), (160, 5), (192, 4),
+        # 37 slices of 16 rows: a block has no 37 warps.
+        (224, 7), (592, 1),
+    ],
+)  # fmt: skip
 def test_default_warps_share_evenly(block_q: int, warps: int) -> None:
     assert default_warps(block_q) == warps
     TileChoice(64, block_q, 64, warps=warps)
+
+
+@pytest.mark.parametrize("block_q", range(16, 192, 16))
+def test_default_warps_do_not_spill(block_q: int) -> None:
+    assert registers(TileChoice(128, block_q, 64, warps=default_warps(block_q))) <= 255
 
 
 @pytest.mark.parametrize(
@@ -157,6 +167,23 @@ def test_what_the_sweep_ranks_fits(name: str) -> None:
         assert each.smem_bytes <= facts.smem_per_block_bytes
         assert each.tensor_share is None or 0 < each.tensor_share <= 1
     assert found.ranked[0].overlaps
+
+
+def test_the_grid_has_warps_for_each_of_its_blocks() -> None:
+    """96 and 192 queries at 3 and 6 warps of 32 rows, which 2, 4 or 12 warps cannot replace."""
+    device = find("H200")
+    assert device.architecture is not None
+    ranked = sweep(device.architecture, head_dim=128, dtype=Dtype.FP16, layout=Layout.SWIZZLE, pad=8).ranked
+    found = {(each.choice.block_q, each.choice.warps) for each in ranked}
+    assert {(96, 3), (96, 6), (192, 6)} <= found
+
+
+def test_warps_that_can_share_a_block() -> None:
+    assert sharing_warps(16) == (1,)
+    assert sharing_warps(80) == (1, 5)
+    assert sharing_warps(192) == (1, 2, 3, 4, 6, 12)
+    # A block has at most 32 warps.
+    assert sharing_warps(1024) == (1, 2, 4, 8, 16, 32)
 
 
 def test_conflicts_lower_the_intensity() -> None:
