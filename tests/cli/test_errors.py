@@ -123,6 +123,11 @@ BROKEN = {
         "SPEC = replace(SPECS[0], arches=())\n",
         "line 4: ValueError: fa2: names no architecture; arches look like",
     ),
+    "rounding": (
+        "from dataclasses import replace\nfrom attnprof.kernels.ladder.fa2 import SPECS\n\n"
+        "SPEC = replace(SPECS[0], rounds=('x',))\n",
+        "line 4: ValueError: fa2: rounds holds 'x'; it may hold 's', 'p', 'ds', 'o'",
+    ),
     "own class": ("class Odd(Exception):\n    pass\n\n\nraise Odd\n", "line 5: Odd\n"),
 }
 
