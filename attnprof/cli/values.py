@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attnprof.model.errors import UsageError
+from attnprof.model.suggest import did_you_mean
 
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _COUNT = re.compile(r"([0-9]+)([kmg]?)", re.IGNORECASE)
@@ -81,7 +82,10 @@ def choice(text: str, option: str, allowed: Sequence[str]) -> str:
     """One word out of ``allowed``, whatever its case."""
     found = {word.lower(): word for word in allowed}.get(text.strip().lower())
     if found is None:
-        raise UsageError(f"{option} {text!r} is not known", f"choose from {', '.join(allowed)}: {option} {allowed[0]}")
+        raise UsageError(
+            f"{option} {text!r} is not known",
+            f"{did_you_mean(text.strip(), allowed)}choose from {', '.join(allowed)}: {option} {allowed[0]}",
+        )
     return found
 
 
