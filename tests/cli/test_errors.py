@@ -23,6 +23,18 @@ BAD = {
     "unknown pass": (["roofline", "--pass", "both"], "--pass 'both' is not known", "choose from fwd, bwd"),
     "unknown ceilings": (["roofline", "--ceilings", "peak"], "--ceilings 'peak' is not known", "datasheet, clock"),
     "unknown kernel": (["roofline", "--kernel", "fa9"], "unknown kernel 'fa9'", "or all; or give a file: --kernel"),
+    "a kernel in capitals": (["roofline", "--kernel", "FA2"], "unknown kernel 'FA2'", "did you mean fa2? choose"),
+    "nearly a kernel": (["roofline", "--kernel", "fa3"], "unknown kernel 'fa3'", "did you mean fa"),
+    "nearly a check": (["check", "--check", "numeric"], "'numeric' is not known", "did you mean numerics? choose"),
+    "a variant": (
+        ["bench", "--kernel", "fa2[plain]"],
+        "fa2[plain] is a variant, and no kernel of its own", "--kernel fa2 --variant plain",
+    ),
+    "no variant": (["bench", "--kernel", "fa2[plane]"], "fa2 has no variant 'plane'", "it has plain, pad"),
+    "CUDA source": (
+        ["trace", "--kernel", "./mine.cu"],
+        "./mine.cu is CUDA source: --kernel takes the .py file", "docs/how-to/your-own-kernel.md",
+    ),
     "unknown GPU": (["roofline", "--gpu", "H20000"], "unknown GPU 'H20000'", "did you mean"),
     "unknown GPU among known ones": (["roofline", "--gpu", "H200,Z1"], "unknown GPU 'Z1'", "the table has"),
     "no such file": (["roofline", "--kernel", "./none.py"], "no such file: none.py", "attnprof kernels"),
@@ -161,6 +173,65 @@ def test_what_a_file_prints_is_no_result(cli: Cli, tmp_path: Path, capsys: pytes
     assert cli("roofline", "--kernel", str(file), "--seq", "1k", "--json").json["rows"]
     streams = capsys.readouterr()
     assert (streams.out, streams.err) == ("", "compiling...\n")
+
+
+NAMED_FA2 = "from dataclasses import replace\nfrom attnprof.kernels.ladder import fa2\n\n"
+
+
+def _named(file: Path, *names: str) -> str:
+    specs = ", ".join(f"replace(fa2.SPECS[0], name={name!r})" for name in names)
+    file.write_text(f"{NAMED_FA2}MINE = ({specs},)\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("beside", ["", ",fa2", ",all", ",naive"])
+def test_a_kernel_that_is_called_like_a_built_in_one_is_refused(cli: Cli, tmp_path: Path, beside: str) -> None:
+    file = _named(tmp_path / "dup.py", "fa2")
+    result = cli("roofline", "--kernel", f"{file}{beside}")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        f"error: two kernels are called fa2: the built-in one and one of {file}\n"
+        'hint: give yours a name of its own, as in KernelSpec(name="my-fa2", ...)\n'
+    )
+
+
+def test_two_kernels_of_one_name_are_refused(cli: Cli, tmp_path: Path) -> None:
+    one, other, twice = (_named(tmp_path / f"{name}.py", *names) for name, names in SAME_NAMES.items())
+    assert (
+        f"two kernels are called mine: one of {one} and one of {other}"
+        in cli("kernels", "--kernel", f"{one},{other}").err
+    )
+    assert f"two kernels are called mine: one of {twice} and one of {twice}" in cli("kernels", "--kernel", twice).err
+
+
+SAME_NAMES = {"one": ("mine",), "other": ("mine",), "twice": ("mine", "mine")}
+
+
+def test_a_file_that_is_named_twice_is_one(cli: Cli, tmp_path: Path) -> None:
+    file = Path(_named(tmp_path / "mine.py", "mine"))
+    file.write_text(file.read_text() + "SAME = MINE[0]\n")
+    again = str(file.parent / ".." / file.parent.name / file.name)
+    rows = cli("kernels", "--kernel", f"{file},fa2,{again}", "--json").json["kernels"]
+    assert [row["name"] for row in rows] == ["mine", "fa2"]
+
+
+def test_an_installed_kernel_that_is_called_like_a_built_in_one(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from importlib import metadata
+
+    from attnprof.kernels import catalogue
+
+    _named(tmp_path / "package_of_theirs.py", "fa2")
+    monkeypatch.syspath_prepend(tmp_path)
+    point = metadata.EntryPoint("theirs", "package_of_theirs:MINE", catalogue.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+    catalogue.catalogue.cache_clear()
+    result = cli("roofline", "--kernel", "all")
+    catalogue.catalogue.cache_clear()
+    assert (result.code, result.out) == (2, "")
+    assert "entry point theirs (package_of_theirs:MINE) has a kernel called fa2, and so has another" in result.err
+    assert cli("roofline", "--kernel", "fa2", "--seq", "1k").code == 0
 
 
 def test_a_file_may_define_dataclasses(cli: Cli, tmp_path: Path) -> None:
