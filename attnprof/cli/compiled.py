@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnprof.cli import backends, gpus
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, CompileError
+from attnprof.model.errors import AttnprofError, CompileError, DescriptionError
 
 if TYPE_CHECKING:
     from attnprof.cli.environment import Environment
@@ -77,6 +77,8 @@ def _rows(spec: KernelSpec, workload: Workload, device: DeviceSpec, compiler: Co
         return
     try:
         yield from _launch_rows(spec, workload, device, compiler)
+    except DescriptionError:
+        raise
     except CompileError as error:
         yield _row(spec, device, "error", error.message)
     except AttnprofError as error:
@@ -94,7 +96,12 @@ def _launch_rows(
     facts = device.architecture
     launches = {(launch.build, launch.entry): launch for launch in spec.plan(workload, device).launches}
     for launch in launches.values():
-        found = compiler.compile(launch.build, arch).resources[launch.entry]
+        entries = compiler.compile(launch.build, arch).resources
+        if launch.entry not in entries:
+            raise CompileError(
+                f"{launch.build.file.name} has no entry point {launch.entry}; it has {', '.join(entries)}"
+            )
+        found = entries[launch.entry]
         smem = found.static_smem_bytes + launch.smem_bytes
         resident = None
         if facts is not None:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from attnprof.kernels import ladder
+from attnprof.kernels.guard import Origin, guarded
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.errors import AttnprofError, UsageError
 from attnprof.model.suggest import did_you_mean
@@ -44,7 +45,7 @@ def catalogue() -> tuple[KernelSpec, ...]:
         where = f"entry point {point.name} ({point.value})"
         with _imported(where):
             value = point.load()
-        for spec in _specs_in(value, where):
+        for spec in _guarded(_specs_in(value, where), Origin(where)):
             held = specs.setdefault(spec.name, spec)
             if held is not spec:
                 raise UsageError(f"{where} has a kernel called {spec.name}, and so has another", _OF_A_PACKAGE)
@@ -127,7 +128,15 @@ def _from_file(path: Path) -> tuple[KernelSpec, ...]:
     sys.modules[module_spec.name] = module
     with _imported(str(path), file=path.resolve()):
         module_spec.loader.exec_module(module)
-    return tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+    found = tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+    return _guarded(found, Origin(str(path), path.resolve()))
+
+
+def _guarded(specs: Iterable[KernelSpec], origin: Origin) -> tuple[KernelSpec, ...]:
+    """The kernels, each once: built-in ones that were imported as they are, the others guarded."""
+    ours = {id(spec) for spec in builtin()}
+    once = {id(spec): spec for spec in specs}
+    return tuple(spec if at in ours else guarded(spec, origin) for at, spec in once.items())
 
 
 @contextmanager

@@ -66,7 +66,8 @@ class KernelSpec:
         bshd: the same kernel on tensors with the heads inside the sequence, as they lie; None where it has none.
 
     Raises:
-        ValueError: ``arches`` is empty or holds what is no architecture name; ``rounds`` holds what is no place.
+        ValueError: ``file`` is no path, ``arches`` is empty or holds what is no architecture name, or ``rounds`` holds
+            what is no such place.
     """
 
     name: str
@@ -93,6 +94,8 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         # Now, and not where it would matter first: in a user's file the line that makes the spec is named.
+        if not isinstance(self.file, Path):
+            raise ValueError(f"{self.name}: file is {self.file!r}, not a Path")
         if not self.arches:
             raise ValueError(f"{self.name}: names no architecture; arches look like ('sm_80', 'sm_90a')")
         for arch in self.arches:

@@ -195,6 +195,19 @@ def test_a_kernel_that_is_called_like_a_built_in_one_is_refused(cli: Cli, tmp_pa
     )
 
 
+@pytest.mark.parametrize("callback", ["demand", "unsupported"])
+def test_a_callback_that_raises_is_one_line(cli: Cli, tmp_path: Path, callback: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"{NAMED_FA2}MINE = replace(\n    fa2.SPECS[0], name='mine', {callback}=lambda *_: nothing\n)\n")
+    result = cli("roofline", "--kernel", str(file), "--seq", "1k")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        f"error: mine: {callback} on b1 h32 s1024 d128 fp16 failed in {file}, line 5: "
+        "NameError: name 'nothing' is not defined\n"
+        "hint: docs/how-to/your-own-kernel.md says what each callback takes and returns\n"
+    )
+
+
 def test_two_kernels_of_one_name_are_refused(cli: Cli, tmp_path: Path) -> None:
     one, other, twice = (_named(tmp_path / f"{name}.py", *names) for name, names in SAME_NAMES.items())
     assert (

@@ -12,6 +12,7 @@ from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import Output, output
 from attnprof.cli.progress import Progress
+from attnprof.model.errors import DescriptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +119,10 @@ def bench(
                 progress.done(f"{where}: {view.live_line(run.rows[-1])}")
         except KeyboardInterrupt:
             run.interrupted = True
+        except DescriptionError:
+            if run.rows:  # of the kernels before it
+                out.show(run.report())
+            raise
     out.show(run.report())
     return run.exit_code()
 

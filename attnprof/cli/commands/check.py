@@ -11,7 +11,7 @@ from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import EnvironmentProblem, UsageError
+from attnprof.model.errors import DescriptionError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +107,10 @@ def check(
                     out.save(report())
         except KeyboardInterrupt:
             interrupted = True
+        except DescriptionError:
+            if rows:  # of the checks before it
+                out.show(report())
+            raise
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
