@@ -10,6 +10,7 @@ from attnprof.model.errors import UsageError
 from attnprof.model.suggest import did_you_mean
 
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
 _COUNT = re.compile(r"([0-9]+)([kmg]?)", re.IGNORECASE)
 
 # Beyond these no GPU and no paper: a slip of the hand. Every count below them comes out exact.
@@ -60,6 +61,16 @@ def counts(texts: Sequence[str], option: str, *, largest: int = MAX_COUNT, examp
             if len(values) > MAX_SWEEP:
                 raise UsageError(f"{option} {item} has more than {MAX_SWEEP:,} values", "use a larger step, or xFACTOR")
     return tuple(values)
+
+
+def perhaps_one_number(text: str) -> bool:
+    """Whether a comma list reads like one number with thousands separators, as 32,768 does.
+
+    Lists of powers of two, such as 128,256,512, are what people sweep over, and no power of two looks like them.
+    """
+    if not _THOUSANDS.fullmatch(text.strip()):
+        return False
+    return not all(int(group).bit_count() == 1 for group in text.split(","))
 
 
 def items(texts: Iterable[str], option: str, example: str) -> tuple[str, ...]:

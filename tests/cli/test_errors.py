@@ -88,6 +88,29 @@ def test_bad_input(cli: Cli, arguments: list[str], says: str, hints: str) -> Non
     assert hints in hint
 
 
+@pytest.mark.parametrize(
+    ("options", "option", "is_"),
+    [
+        (("--seq", "32,768"), "--seq 32,768", "32 and 768; one number is 32768"),
+        (("--seq", "1k", "--seq", "131,172"), "--seq 131,172", "131 and 172; one number is 131172"),
+        (("--seq", "1k", "--kv-seq", "8,192"), "--kv-seq 8,192", "8 and 192; one number is 8192"),
+        (("--cols", "1,248,576", "--rows", "1"), "--cols 1,248,576", "1, 248 and 576; one number is 1248576"),
+        (("--cols", "1k", "--rows", "2,304"), "--rows 2,304", "2 and 304; one number is 2304"),
+    ],
+)
+def test_a_list_that_reads_like_one_number_is_warned_of(
+    cli: Cli, options: tuple[str, ...], option: str, is_: str
+) -> None:
+    result = cli("roofline", *options)
+    assert result.code == 0
+    assert result.err == f"warning: a comma separates values: {option} is {is_}\n"
+
+
+@pytest.mark.parametrize("options", ["--seq 128,256,512 --head-dim 96,128", "--seq 1k,2k", "--seq 4096"])
+def test_other_lists_are_not(cli: Cli, options: str) -> None:
+    assert cli("roofline", *options.split()).err == ""
+
+
 @pytest.mark.parametrize(("command", "defaults"), [("roofline", ("1k:32k:x2", "for 1 GiB")), ("trace", ("256", "64"))])
 def test_help_tells_the_defaults_of_its_own_command(cli: Cli, command: str, defaults: tuple[str, str]) -> None:
     text = " ".join(cli(command, "--help").out.split())
