@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, baseline, gpus, options, tuning, values
+from attnprof.cli import backends, baseline, clone, gpus, options, tuning, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import Output, output
@@ -85,6 +85,7 @@ def bench(
         *(seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout),
         typed=options.Typed.of(context),
     ).sweep(kernel, variant)
+    clone.note_edits(context.obj, specs)
     if tune:
         tuning.check_tunable(specs, tuned=tuned)
     peer_names = backends.check_peers(peer or [])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, gpus, options, values
+from attnprof.cli import backends, clone, gpus, options, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -77,6 +77,7 @@ def trace(
         layout=layout,
         typed=options.Typed.of(context),
     ).sweep(kernel, variant)
+    clone.note_edits(env, specs)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")
     targets = gpus.targets(gpu)
