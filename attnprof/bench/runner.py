@@ -22,7 +22,14 @@ from attnprof.kernels.spec import KernelSpec, tile_fields
 from attnprof.kernels.trial import inputs_for, judge, launch_poisoned
 from attnprof.kernels.verify import Verification
 from attnprof.model.ceilings import Source
-from attnprof.model.errors import AttnprofError, ContextLost, LaunchLimitError, OutOfMemory, UnsupportedWorkload
+from attnprof.model.errors import (
+    AttnprofError,
+    ContextLost,
+    DescriptionError,
+    LaunchLimitError,
+    OutOfMemory,
+    UnsupportedWorkload,
+)
 from attnprof.model.roofline import Roofline, roofline, row
 from attnprof.model.workload import Workload
 
@@ -112,6 +119,8 @@ def bench(
             if tuner is not None:
                 attempt = _Attempt(tuner(spec, workload, report), workload, executor, options, peers or {}, rates)
             finished = attempt.run(report)
+        except DescriptionError:
+            raise
         except AttnprofError as error:  # from tuning
             lost_now = isinstance(error, ContextLost)
             finished = replace(attempt.row(RowStatus.ERROR, error.message), context_lost=lost_now)
@@ -171,6 +180,8 @@ class _Attempt:
             return self.row(RowStatus.SKIPPED, error.message)
         except ContextLost as error:
             return replace(self.row(RowStatus.ERROR, error.message), context_lost=True)
+        except DescriptionError:
+            raise
         except AttnprofError as error:
             return self.row(RowStatus.ERROR, error.message)
 

@@ -23,7 +23,7 @@ from attnprof.kernels.executor import TimedExecutor, TimedRun
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.trial import inputs_for, judge, launch_poisoned
-from attnprof.model.errors import AttnprofError, ContextLost, OutOfMemory
+from attnprof.model.errors import AttnprofError, ContextLost, DescriptionError, OutOfMemory
 from attnprof.model.occupancy import occupancy
 from attnprof.model.workload import Workload
 
@@ -82,6 +82,7 @@ class Tuner:
 
         Raises:
             ContextLost: a choice crashed, and nothing more can run in this process.
+            DescriptionError: the kernel's own description went wrong.
         """
         device = self.executor.device
         if spec.direction is not workload.direction or spec.runs_on(device.compute_capability) is not None:
@@ -94,7 +95,7 @@ class Tuner:
             winner = race.run()
         except AttnprofError as error:
             self.tunings.append(Tuning(spec, workload, race.trials, None, error.message))
-            if isinstance(error, ContextLost):
+            if isinstance(error, (ContextLost, DescriptionError)):
                 raise
             return spec
         self.tunings.append(Tuning(spec, workload, race.trials, winner))

@@ -20,7 +20,7 @@ from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.spec import KernelSpec, workload_label
 from attnprof.kernels.trial import inputs_for, launch_poisoned, run_once
 from attnprof.model.dtypes import Dtype
-from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
+from attnprof.model.errors import AttnprofError, ContextLost, DescriptionError, UnsupportedWorkload
 from attnprof.model.workload import Workload
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ def check_overflow(spec: KernelSpec, case: NumericsCase, executor: Executor, *, 
         outputs = run_once(plan, inputs, executor)
     except ContextLost as error:
         return row(CheckStatus.FAIL, None, error.message, lost=True)
+    except DescriptionError:
+        raise
     except AttnprofError as error:
         return row(CheckStatus.FAIL, None, error.message)
     values = [decode(output, case.workload.dtype) for output in outputs.values()]
@@ -183,6 +185,8 @@ def check_determinism(spec: KernelSpec, executor: Executor, *, runs: int = 50, s
                 return row(CheckStatus.FAIL, differing, detail)
     except ContextLost as error:
         return row(CheckStatus.FAIL, None, error.message, lost=True)
+    except DescriptionError:
+        raise
     except AttnprofError as error:
         return row(CheckStatus.FAIL, None, error.message)
     return row(

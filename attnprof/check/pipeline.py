@@ -16,7 +16,7 @@ from attnprof.kernels.executor import Executor
 from attnprof.kernels.spec import KernelSpec
 from attnprof.kernels.trial import Outline, inputs_for, judge, needs_device, run_once
 from attnprof.kernels.verify import Verification
-from attnprof.model.errors import AttnprofError, ContextLost, UnsupportedWorkload
+from attnprof.model.errors import AttnprofError, ContextLost, DescriptionError, UnsupportedWorkload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,6 +93,8 @@ class _Job:
             if reason is not None:
                 raise UnsupportedWorkload(reason)
             self._plan = self._spec.plan(case.workload, executor.device)
+        except DescriptionError:
+            raise
         except AttnprofError as error:
             self.error = error
             return

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from attnprof.cli import backends, gpus
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, CompileError, EnvironmentProblem, UnknownArchitecture
+from attnprof.model.errors import (
+    AttnprofError,
+    CompileError,
+    DescriptionError,
+    EnvironmentProblem,
+    UnknownArchitecture,
+)
 
 if TYPE_CHECKING:
     from attnprof.cli.environment import Environment
@@ -79,8 +85,8 @@ def _rows(spec: KernelSpec, workload: Workload, device: DeviceSpec, compiler: Co
         yield from _launch_rows(spec, workload, device, compiler)
     except UnknownArchitecture as error:
         yield _row(spec, workload, device, "skipped", error.message)
-    except EnvironmentProblem:
-        # No other row would compile either.
+    except (DescriptionError, EnvironmentProblem):
+        # Nor would another row: the description is wrong, or nothing compiles.
         raise
     except CompileError as error:
         yield _row(spec, workload, device, "error", error.message)
@@ -99,7 +105,12 @@ def _launch_rows(
     facts = device.architecture
     launches = {(launch.build, launch.entry): launch for launch in spec.plan(workload, device).launches}
     for launch in launches.values():
-        found = compiler.compile(launch.build, arch).resources[launch.entry]
+        entries = compiler.compile(launch.build, arch).resources
+        if launch.entry not in entries:
+            raise CompileError(
+                f"{launch.build.file.name} has no entry point {launch.entry}; it has {', '.join(entries)}"
+            )
+        found = entries[launch.entry]
         smem = found.static_smem_bytes + launch.smem_bytes
         resident = None
         if facts is not None:

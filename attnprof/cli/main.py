@@ -81,7 +81,9 @@ def run(arguments: Sequence[str], environment: Environment) -> int:
         _report(environment, problem.message, problem.hint)
         return ExitCode.USAGE
     except _ClickError as problem:
-        _report(environment, *_usage(problem, _named(arguments)))
+        from attnprof.cli.usage import explain
+
+        _report(environment, *explain(problem, _named(arguments), arguments))
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         _report(environment, "interrupted", None)
@@ -150,15 +152,6 @@ def _report(environment: Environment, message: str, hint: str | None) -> None:
     environment.err(f"error: {_one_line(message)}")
     if hint:
         environment.err(f"hint: {_one_line(hint)}")
-
-
-def _usage(problem: Exception, name: str | None) -> tuple[str, str]:
-    """Click's message, and what to type instead."""
-    message = problem.format_message() if isinstance(problem, _ClickError) else str(problem)  # type: ignore[attr-defined]
-    if name is None:
-        known = command.load_all()
-        return message, f"choose from {', '.join(known)}; for example: {next(iter(known.values())).example}"
-    return message, f"attnprof {name} --help lists what is allowed; for example: {command.load(name).example}"
 
 
 def _one_line(text: str) -> str:

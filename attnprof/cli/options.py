@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,10 +111,11 @@ Seed = Annotated[str, typer.Option("--seed", metavar="N", help="Seed of the rand
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The command that was run, and which of its options were typed: a default may be typed, too."""
+    """The command that was run, which of its options were typed (a default may be, too), and how to warn of them."""
 
     command: str = "roofline"
     options: tuple[str, ...] = ()
+    warn: Callable[[str], None] = lambda _: None
 
     @classmethod
     def of(cls, context: typer.Context) -> Typed:
@@ -122,7 +123,7 @@ class Typed:
         sources = ((each.opts[0], context.get_parameter_source(each.name or "")) for each in context.command.params)
         # By name: Typer vendors Click from some version on, with an enumeration of its own.
         typed = tuple(name for name, source in sources if source is not None and source.name == "COMMANDLINE")
-        return cls(context.info_name or "", typed)
+        return cls(context.info_name or "", typed, context.obj.err)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +204,24 @@ class WorkloadOptions:
         self._refuse_attention()
         if self.cols is None:
             raise UsageError("--rows needs --cols", "for example: --cols 4096 --rows 1024")
-        columns = values.counts(self.cols, "--cols", largest=values.MAX_LENGTH, example="4096")
-        rows = values.counts(self.rows or [], "--rows", largest=values.MAX_LENGTH, example="1024")
+        columns = self._lengths(self.cols, "--cols", example="4096")
+        rows = self._lengths(self.rows or [], "--rows", example="1024")
         dtypes = [Dtype(name) for name in values.choices(self.dtype or ["fp16"], "--dtype", [str(d) for d in Dtype])]
         _check_sweep(len(columns) * max(len(rows), 1) * len(dtypes), "--cols 1k:32k:x2")
         return tuple(
             Workload.of(r or max(1, MATRIX_BYTES // (c * dtype.itemsize)), seq_kv=c, heads=1, dtype=dtype)
             for dtype, c, r in itertools.product(dtypes, columns, rows or (0,))
         )
+
+    def _lengths(self, texts: Sequence[str], option: str, *, example: str) -> tuple[int, ...]:
+        found = values.counts(texts, option, largest=values.MAX_LENGTH, example=example)
+        for text in filter(values.perhaps_one_number, texts):
+            apart = text.replace(" ", "").split(",")
+            self.typed.warn(
+                f"warning: a comma separates values: {option} {text} is {', '.join(apart[:-1])} and {apart[-1]}; "
+                f"one number is {''.join(apart)}"
+            )
+        return found
 
     def _refuse_attention(self) -> None:
         """Refuse options that a matrix has no use for."""
@@ -239,8 +250,8 @@ class WorkloadOptions:
         from attnprof.model.dtypes import Dtype
         from attnprof.model.workload import SCALE_MAX, SCALE_MIN, Pass, Workload
 
-        lengths = values.counts(self.seq or [default_seq], "--seq", largest=values.MAX_LENGTH, example="4096")
-        kv_lengths = values.counts(self.kv_seq or [], "--kv-seq", largest=values.MAX_LENGTH, example="4096")
+        lengths = self._lengths(self.seq or [default_seq], "--seq", example="4096")
+        kv_lengths = self._lengths(self.kv_seq or [], "--kv-seq", example="4096")
         heads = values.count(self.heads, "--heads", example="32")
         kv_heads = heads if self.kv_heads is None else values.count(self.kv_heads, "--kv-heads", example="8")
         if heads % kv_heads:

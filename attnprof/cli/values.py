@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attnprof.model.errors import UsageError
+from attnprof.model.suggest import did_you_mean
 
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
 _COUNT = re.compile(r"([0-9]+)([kmg]?)", re.IGNORECASE)
 
 # So many digits are above every limit, whatever follows; Python would refuse to read some thousands of them.
@@ -68,6 +70,16 @@ def counts(texts: Sequence[str], option: str, *, largest: int = MAX_COUNT, examp
     return tuple(values)
 
 
+def perhaps_one_number(text: str) -> bool:
+    """Whether a comma list reads like one number with thousands separators, as 32,768 does.
+
+    Lists of powers of two, such as 128,256,512, are what people sweep over, and no power of two looks like them.
+    """
+    if not _THOUSANDS.fullmatch(text.strip()):
+        return False
+    return not all(int(group).bit_count() == 1 for group in text.split(","))
+
+
 def items(texts: Iterable[str], option: str, example: str) -> tuple[str, ...]:
     """Comma lists, taken apart; an empty item is refused."""
     found: list[str] = []
@@ -88,7 +100,10 @@ def choice(text: str, option: str, allowed: Sequence[str]) -> str:
     """One word out of ``allowed``, whatever its case."""
     found = {word.lower(): word for word in allowed}.get(text.strip().lower())
     if found is None:
-        raise UsageError(f"{option} {text!r} is not known", f"choose from {', '.join(allowed)}: {option} {allowed[0]}")
+        raise UsageError(
+            f"{option} {text!r} is not known",
+            f"{did_you_mean(text.strip(), allowed)}choose from {', '.join(allowed)}: {option} {allowed[0]}",
+        )
     return found
 
 

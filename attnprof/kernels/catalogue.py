@@ -17,10 +17,13 @@ from functools import cache
 from pathlib import Path
 
 from attnprof.kernels import ladder
+from attnprof.kernels.guard import Origin, guarded
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.errors import AttnprofError, UsageError
+from attnprof.model.suggest import did_you_mean
 
 ENTRY_POINT_GROUP = "attnprof.kernels"
+_OF_A_PACKAGE = "update or remove that package"
 
 
 @cache
@@ -37,13 +40,16 @@ def catalogue() -> tuple[KernelSpec, ...]:
     """The built-in kernels, then those that installed packages register."""
     from importlib.metadata import entry_points
 
-    specs = list(builtin())
+    specs = {spec.name: spec for spec in builtin()}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         where = f"entry point {point.name} ({point.value})"
         with _imported(where):
             value = point.load()
-        specs.extend(_specs_in(value, where))
-    return tuple(specs)
+        for spec in _guarded(_specs_in(value, where), Origin(where)):
+            held = specs.setdefault(spec.name, spec)
+            if held is not spec:
+                raise UsageError(f"{where} has a kernel called {spec.name}, and so has another", _OF_A_PACKAGE)
+    return tuple(specs.values())
 
 
 def select(names: Iterable[str]) -> tuple[KernelSpec, ...]:
@@ -52,28 +58,63 @@ def select(names: Iterable[str]) -> tuple[KernelSpec, ...]:
     ``all`` stands for the whole catalogue; a name that ends in ``.py`` is a file that holds KernelSpecs.
 
     Raises:
-        UsageError: an unknown name, or a file (or an installed package) that holds no KernelSpec or can't be imported.
+        UsageError: an unknown name; a file (or an installed package) that holds no KernelSpec or can't be imported; two
+            kernels of one name, which rows, saved runs and kept tiles could not tell apart.
     """
-    chosen: dict[str, KernelSpec] = {}
+    chosen = {spec.name: (spec, "the built-in one") for spec in builtin()}
+    selected: dict[str, KernelSpec] = {}
+    files: dict[Path, tuple[KernelSpec, ...]] = {}
     for name in names:
-        for spec in _resolve(name):
-            chosen.setdefault(spec.name, spec)
-    return tuple(chosen.values())
+        for spec in _resolve(name, files):
+            whose = f"one of {name}" if name.endswith(".py") else "one of an installed package"
+            held, other = chosen.setdefault(spec.name, (spec, whose))
+            if held is not spec:
+                hint = f'give yours a name of its own, as in KernelSpec(name="my-{spec.name}", ...)'
+                raise UsageError(f"two kernels are called {spec.name}: {other} and {whose}", hint)
+            selected[spec.name] = spec
+    return tuple(selected.values())
 
 
-def _resolve(name: str) -> tuple[KernelSpec, ...]:
+def _resolve(name: str, files: dict[Path, tuple[KernelSpec, ...]]) -> tuple[KernelSpec, ...]:
+    """The kernels that a name stands for. ``files`` keeps those of files: one that is named twice is run once."""
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        file = Path(name).resolve()
+        if file not in files:
+            files[file] = _from_file(Path(name))
+        return files[file]
     if name == "all":
         return catalogue()
     # The ladder first: entry points cost a scan of the installed packages.
-    found = next((s for s in builtin() if s.name == name), None) or next(
-        (s for s in catalogue() if s.name == name), None
-    )
+    found = _called(name, builtin()) or _called(name, catalogue())
     if found is None:
-        known = ", ".join(spec.name for spec in catalogue())
-        raise UsageError(f"unknown kernel {name!r}", f"choose from {known}, or all; or give a file: --kernel ./mine.py")
+        raise _unknown(name)
     return (found,)
+
+
+def _called(name: str, specs: Iterable[KernelSpec]) -> KernelSpec | None:
+    return next((spec for spec in specs if spec.name == name), None)
+
+
+def _unknown(name: str) -> UsageError:
+    """What to say of a name that no kernel has."""
+    if name.endswith(".cu"):
+        return UsageError(
+            f"{name} is CUDA source: --kernel takes the .py file that describes it",
+            "docs/how-to/your-own-kernel.md shows one; then --kernel ./mine.py",
+        )
+    base, bracket, variant = name.removesuffix("]").partition("[")
+    spec = _called(base, catalogue()) if bracket else None
+    if spec is not None:
+        spec.variant(variant)
+        return UsageError(
+            f"{name} is a variant, and no kernel of its own",
+            f"bench, check and trace take it as --kernel {base} --variant {variant}",
+        )
+    known = [spec.name for spec in catalogue()]
+    return UsageError(
+        f"unknown kernel {name!r}",
+        f"{did_you_mean(name, known)}choose from {', '.join(known)}, or all; or give a file: --kernel ./mine.py",
+    )
 
 
 def _from_file(path: Path) -> tuple[KernelSpec, ...]:
@@ -87,7 +128,15 @@ def _from_file(path: Path) -> tuple[KernelSpec, ...]:
     sys.modules[module_spec.name] = module
     with _imported(str(path), file=path.resolve()):
         module_spec.loader.exec_module(module)
-    return tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+    found = tuple(spec for value in vars(module).values() for spec in _as_specs(value)) or _specs_in(None, str(path))
+    return _guarded(found, Origin(str(path), path.resolve()))
+
+
+def _guarded(specs: Iterable[KernelSpec], origin: Origin) -> tuple[KernelSpec, ...]:
+    """The kernels, each once: built-in ones that were imported as they are, the others guarded."""
+    ours = {id(spec) for spec in builtin()}
+    once = {id(spec): spec for spec in specs}
+    return tuple(spec if at in ours else guarded(spec, origin) for at, spec in once.items())
 
 
 @contextmanager
@@ -105,7 +154,7 @@ def _imported(where: str, file: Path | None = None) -> Iterator[None]:
         line = _line_of(error, file) if file is not None else None
         parts = [f"cannot import {where}", *([f"line {line}"] if line else []), type(error).__name__]
         what = _text(error, line)
-        hint = f"python {where} shows the whole traceback" if file is not None else "update or remove that package"
+        hint = f"python {where} shows the whole traceback" if file is not None else _OF_A_PACKAGE
         raise UsageError(": ".join([*parts, *([what] if what else [])]), hint) from error
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from attnprof.kernels.candidates import Candidate, Candidates, Choose, chosen_first, no_candidates
 from attnprof.kernels.plan import Build, LaunchPlan
@@ -66,7 +66,8 @@ class KernelSpec:
         bshd: the same kernel on tensors with the heads inside the sequence, as they lie; None where it has none.
 
     Raises:
-        ValueError: ``arches`` is empty or holds what is no architecture name.
+        ValueError: ``file`` is no path, ``arches`` is empty or holds what is no architecture name, or ``rounds`` holds
+            what is no such place.
     """
 
     name: str
@@ -93,10 +94,17 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         # Now, and not where it would matter first: in a user's file the line that makes the spec is named.
+        if not isinstance(self.file, Path):
+            raise ValueError(f"{self.name}: file is {self.file!r}, not a Path")
         if not self.arches:
             raise ValueError(f"{self.name}: names no architecture; arches look like ('sm_80', 'sm_90a')")
         for arch in self.arches:
             self._needed(arch)
+        places = get_args(RoundingPoint)
+        for place in self.rounds:
+            if place not in places:
+                allowed = ", ".join(map(repr, places))
+                raise ValueError(f"{self.name}: rounds holds {place!r}; it may hold {allowed}")
 
     def flops(self, workload: Workload) -> int:
         """The FLOPs that its FLOP/s divide by: the pass's matrix work, or for a softmax 5 an element."""

@@ -18,6 +18,7 @@ from typing import Literal
 from attnprof.model.architectures import Architecture, architecture
 from attnprof.model.dtypes import Dtype
 from attnprof.model.errors import EnvironmentProblem, UsageError
+from attnprof.model.suggest import closest
 
 DEFAULT_GPU = "A100-SXM4-80GB"
 
@@ -136,11 +137,7 @@ def find(name: str) -> DeviceSpec:
     spec = _by_key().get(_key(name))
     if spec is not None:
         return spec
-    import difflib
-
-    by_key = _by_key()
-    close = list(dict.fromkeys(by_key[key].name for key in difflib.get_close_matches(_key(name), by_key, n=3)))
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    meant = closest(_key(name), {key: each.name for key, each in _by_key().items()})
     raise UsageError(f"unknown GPU {name!r}", f"{meant}the table has: {', '.join(spec.name for spec in table())}")
 
 

@@ -25,6 +25,10 @@ class UsageError(AttnprofError):
     """A value that is not allowed: exit 2."""
 
 
+class DescriptionError(UsageError):
+    """A kernel's own description raised, or gave what no kernel can have: it ends the command, whatever the row."""
+
+
 class EnvironmentProblem(AttnprofError):
     """Something the machine lacks (a GPU, a driver, NVRTC, a header): exit 2."""
 

@@ -94,6 +94,26 @@ def test_scales_are_plain_numbers(text: str, value: float) -> None:
     assert {w.scale for w in options(seq=["1k,2k"], scale=text).workloads()} == {value}
 
 
+@pytest.mark.parametrize(
+    ("text", "one"),
+    [
+        ("32,768", True),
+        ("8,192", True),
+        ("1,048,576", True),
+        (" 100,200 ", True),
+        ("64,128", False),
+        ("128,256,512", False),
+        ("1k,512", False),
+        ("1024,768", False),
+        ("32,76", False),
+        ("32, 768", False),
+        ("768", False),
+    ],
+)
+def test_what_reads_like_a_number_with_thousands_separators(text: str, one: bool) -> None:
+    assert values.perhaps_one_number(text) is one
+
+
 def test_times_take_seconds_or_milliseconds() -> None:
     assert values.seconds("0.5", "--min-time") == 0.5
     assert values.seconds("250ms", "--min-time") == 0.25

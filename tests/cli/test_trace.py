@@ -22,6 +22,7 @@ from attnprof.kernels.plan import LaunchPlan
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.devices import DeviceSpec, find
 from attnprof.model.errors import CompileError
+from attnprof.model.workload import Workload
 from tests.cli.conftest import Cli, Result
 from tests.fakes import fake_spec
 
@@ -319,3 +320,18 @@ def _figures_out(text: str) -> list[str]:
 def test_the_snapshot_kernel_is_consistent() -> None:
     assert KERNEL.counters == Counters.total(line.counters for line in LINES)
     assert np.isclose(LOAD.coalescing_efficiency or 0, 0.5)
+
+
+def test_a_mistake_in_a_description_ends_the_run_and_what_is_finished_is_shown(trace: Callable[..., Result]) -> None:
+    from attnprof.kernels.guard import Origin, guarded
+
+    def plan(workload: Workload, device: DeviceSpec) -> LaunchPlan:
+        assert workload.seq_q == 64
+        return fake_spec().plan(workload, device)
+
+    spec = guarded(fake_spec("mine", plan=plan), Origin("mine.py", Path(__file__).resolve()))
+    result = trace(made_up(), "--seq", "64,65", "--head-dim", "64", spec=spec)
+    assert result.code == 2
+    assert "mine · length 64" in result.out
+    assert re.search(r"^error: mine: plan on b1 h2 s65 d64 fp16 failed in mine\.py, line \d+: Assert", result.err, re.M)
+    assert trace(made_up(), "--seq", "65", "--head-dim", "64", spec=spec).out == ""

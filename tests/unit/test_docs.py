@@ -210,13 +210,48 @@ def test_every_json_field_of_the_snapshots_is_explained(name: str) -> None:
     _assert_explained(json.loads(re.sub(r"^\s*,\n", "", text, flags=re.M)))
 
 
+def write_example(folder: Path, *names: str) -> None:
+    """Files of the page on own kernels: each block follows the name of its file."""
+    page = (DOCS / "how-to" / "your-own-kernel.md").read_text(encoding="utf-8")
+    for name in names:
+        found = re.search(rf"^`{re.escape(name)}`:\n\n```\w+\n(.*?)^```$", page, re.S | re.M)
+        assert found is not None, name
+        (folder / name).write_text(found[1], encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_example_of_a_changed_kernel_works(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    write_example(tmp_path, "fa2_mine.py")
+    source = (ROOT / "kernels_cu" / "fa2.cu").read_text(encoding="utf-8")
+    (tmp_path / "fa2_mine.cu").write_text(source, encoding="utf-8")
+    own = str(tmp_path / "fa2_mine.py")
+
+    def traced() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = cli(
+            "trace", "--kernel", f"{own},fa2", "--seq", "40", "--heads", "1", "--json"
+        ).json["rows"]
+        assert [row["kernel"] for row in rows] == ["fa2-mine", "fa2"]
+        return rows
+
+    mine, fa2 = traced()
+    assert (mine["status"], fa2["status"]) == ("ok", "ok")
+    assert mine["comparison"] == fa2["comparison"]
+
+    # The copy is what runs: a change of it shows in its row, and in that alone.
+    (tmp_path / "fa2_mine.cu").write_text(f'#error "changed"\n{source}', encoding="utf-8")
+    mine, fa2 = traced()
+    assert (mine["status"], fa2["status"]) == ("error", "ok")
+    assert "changed" in mine["reason"]
+
+    tiles = cli("roofline", "--kernel", f"{own},fa2", "--seq", "1k", "--json").json["rows"]
+    assert tiles[0]["roof_time_s"] == tiles[1]["roof_time_s"]
+
+
 @pytest.mark.slow
 def test_the_example_of_an_own_kernel_works(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    blocks = list(fences(DOCS / "how-to" / "your-own-kernel.md"))
-    for language, name in (("cuda", "mine.cu"), ("python", "mine.py")):
-        (source,) = (text for found, text in blocks if found == language)
-        (tmp_path / name).write_text(source, encoding="utf-8")
+    write_example(tmp_path, "mine.cu", "mine.py")
     own = str(tmp_path / "mine.py")
 
     checked = cli(

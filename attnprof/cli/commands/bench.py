@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, baseline, gpus, options, tuning, values
+from attnprof.cli import backends, baseline, clone, gpus, options, tuning, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import Output, output
 from attnprof.cli.progress import Progress
+from attnprof.model.errors import DescriptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,7 @@ def bench(
         *(seq, kv_seq, batch, heads, kv_heads, head_dim, dtype, causal, direction, rows, cols, scale, layout),
         typed=options.Typed.of(context),
     ).sweep(kernel, variant)
+    clone.note_edits(context.obj, specs)
     if tune:
         tuning.check_tunable(specs, tuned=tuned)
     peer_names = backends.check_peers(peer or [])
@@ -118,6 +120,10 @@ def bench(
                 progress.done(f"{where}: {view.live_line(run.rows[-1])}")
         except KeyboardInterrupt:
             run.interrupted = True
+        except DescriptionError:
+            if run.rows:  # of the kernels before it
+                out.show(run.report())
+            raise
     out.show(run.report())
     return run.exit_code()
 

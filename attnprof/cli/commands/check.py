@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, gpus, options, values
+from attnprof.cli import backends, clone, gpus, options, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode, nothing_checked
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import UsageError
+from attnprof.model.errors import DescriptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +70,7 @@ def check(
         raise UsageError("--require-gpu and --backend emulator exclude each other", "leave one of them out")
     if traps:
         chosen = trap_check.choose(kernel)
+        clone.note_edits(env, (each for trap in chosen for each in (trap.kernel, trap.cure)))
         with backends.warnings_on(env), Progress(env) as progress:
             compiler = Compiler()
             where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
@@ -77,6 +78,7 @@ def check(
     specs = options.kernels(kernel)
     if variant is not None:
         specs = options.with_variants(specs, kernel, variant)
+    clone.note_edits(env, specs)
     if checks == {Check.OVERFLOW} and all(spec.largest_logit is None for spec in specs):
         raise UsageError(
             f"--check overflow is for kernels whose logits have a limit; without one: {_names(specs)}",
@@ -107,6 +109,10 @@ def check(
                     out.save(report())
         except KeyboardInterrupt:
             interrupted = True
+        except DescriptionError:
+            if rows:  # of the checks before it
+                out.show(report())
+            raise
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnprof.cli import options
+from attnprof.cli import clone, options
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -33,6 +33,7 @@ def kernels(
 
     out = output(context.obj, as_json=as_json, as_csv=as_csv, as_md=as_md, files=output_files)
     specs = options.kernels(kernel)
+    clone.note_edits(context.obj, specs)
     columns = (
         Column("name", "Kernel", "what --kernel takes", align="left"),
         Column("pass", "Pass", "the pass it computes: fwd or bwd", align="left"),

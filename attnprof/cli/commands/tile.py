@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import gpus, options, values
+from attnprof.cli import clone, gpus, options, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
@@ -100,9 +100,11 @@ def tile(
         others = {**typed.tile_options(), "--sweep": sweep or None, "--top": top}
         _refuse_beside("--kernel", others, "attnprof tile --kernel fa2")
         length = values.count(seq or "4096", "--seq", largest=values.MAX_LENGTH, example="4096")
+        specs = options.kernels(kernel)
+        clone.note_edits(context.obj, specs)
         report, code = compiled_report(
             context.obj,
-            options.kernels(kernel),
+            specs,
             gpus.targets(gpu),
             seq=length,
             head_dim=typed.head_dim,

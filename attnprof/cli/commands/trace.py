@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnprof.cli import backends, gpus, options, values
+from attnprof.cli import backends, clone, gpus, options, values
 from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, EnvironmentProblem, UsageError
+from attnprof.model.errors import AttnprofError, DescriptionError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,7 @@ def trace(
         layout=layout,
         typed=options.Typed.of(context),
     ).sweep(kernel, variant)
+    clone.note_edits(env, specs)
     listed = values.count(lines, "--lines", example="12")
     seed_value = values.whole(seed, "--seed")
     targets = gpus.targets(gpu)
@@ -107,6 +108,10 @@ def trace(
                     out.save(report())
         except KeyboardInterrupt:
             interrupted = True
+        except DescriptionError:
+            if found:  # the kernels before it
+                out.show(report())
+            raise
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
@@ -139,6 +144,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
     two differ, ``faults`` every fault that was recorded.
 
     Raises:
+        DescriptionError: the kernel's own description went wrong.
         EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler.arch import parse_arch
@@ -167,7 +173,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         return {**row, "status": "skipped", "reason": reason}
     try:
         traced = _run(spec, workload, executor, seed)
-    except EnvironmentProblem:
+    except (DescriptionError, EnvironmentProblem):
         raise
     except AttnprofError as error:
         return {**row, "status": "error", "reason": error.message}

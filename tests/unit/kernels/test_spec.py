@@ -27,3 +27,13 @@ def test_where_it_runs(oldest: str, runs: list[tuple[int, int]], not_on: list[tu
 def test_an_architecture_that_is_none_is_refused(arches: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"^fake: .*arches look like"):
         fake_spec(arches=arches)
+
+
+def test_a_file_that_is_no_path_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^fake: file is 'fake.cu', not a Path$"):
+        fake_spec(file="fake.cu")
+
+
+def test_a_place_of_rounding_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^fake: rounds holds 'x'; it may hold 's', 'p', 'ds', 'o'$"):
+        fake_spec(rounds=("o", "x"))
