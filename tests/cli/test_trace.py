@@ -340,6 +340,12 @@ def test_the_page_about_faults_shows_what_trace_prints(
                 source = source.replace(after, f"{after}\n{new}")
             (tmp_path / "mine.cu").write_text(source)
             edits.pop(0)
+    # Then the page says what check finds: no faults any more, but rows that overflow.
+    rows = cli("check", "--kernel", "./mine.py", "--check", "numerics,faults", "--json").json["rows"]
+    verdicts = {(row["check"], row["status"]) for row in rows if row["status"] != "skipped"}
+    assert verdicts == {("faults", "pass"), ("numerics", "fail")}
+    failed = [case["workload"] for row in rows for case in row.get("cases", ()) if case["status"] == "fail"]
+    assert {workload.rsplit(" ", 1)[1] for workload in failed} == {"large-logits", "masked"}
 
 
 def test_the_page_about_the_emulator_shows_what_trace_prints(cli: Cli) -> None:
