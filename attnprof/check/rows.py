@@ -14,6 +14,7 @@ class Check(StrEnum):
     SHARED_MEMORY = "shared-memory"
     OCCUPANCY = "occupancy"
     NUMERICS = "numerics"
+    FAULTS = "faults"
     LARGE_TENSORS = "large-tensors"
     DETERMINISM = "determinism"
     OVERFLOW = "overflow"
@@ -30,7 +31,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload of a numerics check: its verdict, its error and what was allowed."""
+    """One workload of a check: its verdict, its error or number of faults, and what was allowed."""
 
     workload: str
     status: CheckStatus
@@ -62,7 +63,7 @@ class CheckRow:
         unit: of both, e.g. ``bytes``; None where there is no value.
         arch: the architecture it holds for.
         detail: where the worst value was found, or why the check failed or was skipped.
-        cases: the single workloads of a numerics check.
+        cases: the single workloads of a numerics check, or of one for faults.
         context_lost: the device context went with this check: nothing more can run in this process.
     """
 

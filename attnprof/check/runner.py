@@ -9,13 +9,15 @@ from typing import Literal
 
 from attnprof.check import resources
 from attnprof.check.cases import cases_for
+from attnprof.check.faults import check_faults, fault_cases
 from attnprof.check.large import NOT_WITHOUT_A_GPU, check_large_tensors
 from attnprof.check.numerics import check_determinism, check_numerics, check_overflow
 from attnprof.check.resources import Compiler
 from attnprof.check.rows import Check, CheckRow, CheckStatus
 from attnprof.check.softmax_workloads import overflow_case
 from attnprof.check.workers import Workers
-from attnprof.kernels.executor import Executor
+from attnprof.check.workloads import NumericsCase
+from attnprof.kernels.executor import Executor, FaultFinder
 from attnprof.kernels.plan import Build
 from attnprof.kernels.spec import KernelSpec
 from attnprof.model.errors import AttnprofError
@@ -31,6 +33,7 @@ class CheckOptions:
         determinism_runs: runs that must agree bit for bit.
         seed: of the random inputs.
         workers: that make inputs and judge outputs while a GPU runs. The emulator leaves no core idle: it has none.
+        finder: finds faults; None where kernels run on a GPU, and there is no such check.
         progress: called with one line at each step.
     """
 
@@ -39,6 +42,7 @@ class CheckOptions:
     determinism_runs: int = 50
     seed: int = 0
     workers: int = 0
+    finder: FaultFinder | None = None
     progress: Callable[[str], None] = lambda _: None
 
 
@@ -73,8 +77,8 @@ def _rows(
                 if row.check in options.checks:
                     yield row
         blocked = lost or spec.runs_on(executor.device.compute_capability)
-        for check in (Check.NUMERICS, Check.LARGE_TENSORS, Check.DETERMINISM, Check.OVERFLOW):
-            if check not in options.checks or (check is Check.OVERFLOW and spec.largest_logit is None):
+        for check in (Check.NUMERICS, Check.FAULTS, Check.LARGE_TENSORS, Check.DETERMINISM, Check.OVERFLOW):
+            if check not in options.checks or not _has(check, spec, options):
                 continue
             if blocked is not None:
                 yield CheckRow(spec.name, check, CheckStatus.SKIPPED, None, None, None, executor.arch, blocked)
@@ -83,6 +87,13 @@ def _rows(
                 if row.context_lost:
                     lost = blocked = f"context lost: {spec.name} crashed in {check}"
                 yield row
+
+
+def _has(check: Check, spec: KernelSpec, options: CheckOptions) -> bool:
+    """Whether there is such a check of the kernel, here."""
+    if check is Check.OVERFLOW:
+        return spec.largest_logit is not None
+    return check is not Check.FAULTS or options.finder is not None
 
 
 def compilations(
@@ -95,9 +106,9 @@ def compilations(
     for spec in specs:
         if options.checks & resources.CHECKS:
             yield from ((build, arch, "cubin") for build, arch in resources.builds(spec))
-        if Check.NUMERICS in options.checks and spec.runs_on(executor.device.compute_capability) is None:
+        if spec.runs_on(executor.device.compute_capability) is None:
             target: Literal["cubin", "ptx"] = "ptx" if executor.backend == "emulator" else "cubin"
-            for case in cases_for(spec, full=_full(executor, options)):
+            for case in _compiled_cases(spec, executor, options):
                 workload = replace(case.workload, direction=spec.direction)
                 if spec.unsupported(workload) is not None:
                     continue
@@ -106,12 +117,22 @@ def compilations(
                     yield from ((launch.build, executor.arch, target) for launch in launches)
 
 
+def _compiled_cases(spec: KernelSpec, executor: Executor, options: CheckOptions) -> Iterator[NumericsCase]:
+    if Check.NUMERICS in options.checks:
+        yield from cases_for(spec, full=_full(executor, options))
+    if Check.FAULTS in options.checks and options.finder is not None:
+        yield from fault_cases(spec)
+
+
 def _run(
     check: Check, spec: KernelSpec, executor: Executor, options: CheckOptions, workers: Workers
 ) -> Iterator[CheckRow]:
     if check is Check.DETERMINISM:
         options.progress(f"{spec.name}: {options.determinism_runs} runs on the same input")
         yield check_determinism(spec, executor, runs=options.determinism_runs, seed=options.seed)
+        return
+    if check is Check.FAULTS and options.finder is not None:
+        yield from check_faults(spec, executor, options.finder, seed=options.seed, progress=options.progress)
         return
     if check is Check.LARGE_TENSORS:
         if _full(executor, options):

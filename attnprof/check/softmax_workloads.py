@@ -28,6 +28,9 @@ _ROWS = 11
 _SMALL = (1, 3, 8, 33, 100, 257, 513, 1024, 1025, 2049, 5001)
 _SMALL_LONG = (20_001, 40_001, 160_001)
 
+# Bytes of a row in each place where one can stay on an SM of compute capability 8.0, and of one beyond.
+_PLACES_BYTES = (66, 258, 602, 2002, 10_002, 80_002, 160_002, 400_002)
+
 
 def matrix(rows: int, columns: int, dtype: Dtype) -> Workload:
     """The workload whose score matrix has that many rows and columns."""
@@ -54,6 +57,12 @@ def small_set() -> Iterator[NumericsCase]:
         yield _case(7, columns, next(turns), distribution)
     for columns, distribution in product(_SMALL_LONG, (Distribution.NORMAL, Distribution.LARGE_LOGITS)):
         yield _case(2, columns, Dtype.FP16, distribution)
+
+
+def place_set() -> Iterator[NumericsCase]:
+    """A ragged row length for each place where a row can stay, in each type: to be watched on the emulator."""
+    for dtype, nbytes in product(Dtype, _PLACES_BYTES):
+        yield _case(3, nbytes // dtype.itemsize | 1, dtype)
 
 
 def resource_set() -> Iterator[Workload]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnprof.emulator.executor import EmulatorExecutor
     from attnprof.gpu.executor import GpuExecutor
     from attnprof.gpu.peers import Peer
-    from attnprof.kernels.executor import Counter, Executor, TimedExecutor
+    from attnprof.kernels.executor import Counter, Executor, FaultFinder, TimedExecutor
     from attnprof.kernels.spec import Layout
     from attnprof.model.devices import DeviceSpec
     from attnprof.model.workload import Workload
@@ -44,12 +44,14 @@ class Checker:
         line: which one, for the heading.
         reason: why it is not the GPU; None when it is.
         gpu: the executor again where it is a GPU, which can also time.
+        finder: what finds faults, on the emulator; None on a GPU.
     """
 
     executor: Executor
     line: str
     reason: str | None
     gpu: TimedExecutor | None = None
+    finder: FaultFinder | None = None
 
 
 def open_gpu() -> GpuExecutor:
@@ -179,12 +181,14 @@ def _on_gpu(executor: GpuExecutor) -> Checker:
 def _on_emulator(compiler: Compiler, no_gpu: str | None) -> Checker:
     from attnprof.compiler import nvrtc
     from attnprof.emulator.executor import EmulatorExecutor
+    from attnprof.emulator.finder import EmulatorFaultFinder
     from attnprof.model import devices
 
     nvrtc.version()  # without NVRTC there is no PTX to emulate: better said once here than by every kernel
     executor = EmulatorExecutor(compiler, devices.find(devices.DEFAULT_GPU))
     line = f"the emulator, standing for {executor.device.name} and compiled for {executor.arch}"
-    return Checker(executor, f"{line} ({no_gpu})" if no_gpu else line, no_gpu)
+    finder = EmulatorFaultFinder(compiler, executor.device)
+    return Checker(executor, f"{line} ({no_gpu})" if no_gpu else line, no_gpu, finder=finder)
 
 
 @contextmanager

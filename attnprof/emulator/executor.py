@@ -316,7 +316,7 @@ class EmulatedRun:
                 kernels.append(kernel_trace(loaded.launch.stage, loaded.program, loaded.geometry, counts))
             if stopped:
                 break
-        self.trace = Trace(tuple(kernels), grouped(faults), "".join(printed))
+        self.trace = Trace(tuple(kernels), grouped(faults), "".join(printed), stopped)
         if faults and executor.on_fault == "raise":
             raise EmulatedFault(faults[0])
 

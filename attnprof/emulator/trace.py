@@ -136,12 +136,14 @@ class KernelTrace:
 class Trace:
     """What one launch of a plan did: ``kernels`` if the run counts, ``faults`` if something is wrong.
 
-    ``printed`` is what the kernels wrote with printf, the first 1000 calls.
+    ``printed`` is what the kernels wrote with printf, the first 1000 calls. ``stopped``: a fault ended the run, and
+    with it the counting.
     """
 
     kernels: tuple[KernelTrace, ...]
     faults: tuple[Fault, ...]
     printed: str = ""
+    stopped: bool = False
 
     @property
     def counters(self) -> Counters:

@@ -101,6 +101,22 @@ class Counter(Protocol):
         ...
 
 
+class FaultFinder(Protocol):
+    """Runs plans and watches every access, for what a right result can hide."""
+
+    def find(self, plan: LaunchPlan, inputs: Mapping[str, Array]) -> tuple[str, ...]:
+        """Every fault of one run on these inputs, in storage form, in words with its source line.
+
+        What is the same kind of fault at the same line is one.
+
+        Raises:
+            CompileError, EnvironmentProblem: as for `Executor.compile`.
+            LaunchLimitError: a launch asks for more than the device has.
+            OutOfMemory: the tensors, and what watches them, do not fit.
+        """
+        ...
+
+
 class Timed(Protocol):
     """Something that can be timed on the device's own clock."""
 

@@ -19,6 +19,9 @@ EXPONENTIALS = "exponentials"
 RESCALING = "exponentials, rescaling"
 
 _SCORES = ("S", "P", "dS", "dP")
+# Tensors that a plan does not name as the ledger does: P overwrites S, dS overwrites dP, and a backward's gradient of O
+# is ``dout`` (see KernelSpec).
+_OTHERWISE = {"p": "s", "ds": "dp", "do": "dout"}
 # Products, and the exponentials with them, by whether there is a causal mask.
 _BEYOND = {
     False: "the last tiles, which the length does not fill, are computed whole; the model counts the pairs",
@@ -103,6 +106,11 @@ def explain(rows: Sequence[Row], workload: Workload) -> tuple[str, ...]:
         more = [row for row in work if row["difference"] > 0 and (row["stage"] in multiplying) == stages_multiply]
         if more:
             found.append(f"{_listed(more, _times)}: {why}.")
+    if wider := _wider_than_heads(work):
+        found.append(
+            f"{_listed(wider)}: more besides, as products are as wide as the tiles, wider than head dim "
+            f"{workload.head_dim}."
+        )
     if fewer := [row for row in work if row["difference"] < 0]:
         found.append(f"{_listed(fewer, _times)}: the kernel does less than the model counts.")
     if any(row["quantity"] == RESCALING for row in rows):
@@ -124,6 +132,22 @@ def explain(rows: Sequence[Row], workload: Workload) -> tuple[str, ...]:
     if missing := [row for row in rows if row["direction"] and row["counted"] is None]:
         found.append(f"The ledger speaks of {_listed(missing)}, but the launch has no such tensor.")
     return tuple(found)
+
+
+def _wider_than_heads(work: Sequence[Row]) -> list[Row]:
+    """Of the quantities that differ: products that exceed the model by more than the exponentials of their stage."""
+    excess = {
+        (row["stage"], row["quantity"]): row["counted"] / row["predicted"]
+        for row in work
+        if row["difference"] > 0 and row["predicted"]
+    }
+    return [
+        row
+        for row in work
+        if row["quantity"] == FLOPS
+        and (row["stage"], EXPONENTIALS) in excess
+        and excess.get((row["stage"], FLOPS), 0.0) > excess[row["stage"], EXPONENTIALS]
+    ]
 
 
 def _listed(rows: Sequence[Row], figure: Callable[[Row], str] | None = None) -> str:
@@ -175,10 +199,9 @@ def _tensors(launch: Mapping[str, Any], stage: Stage | None) -> list[dict[str, A
 
 
 def _tensor_name(ledger_name: str, tensors: Mapping[str, Any]) -> str:
-    """The plan's tensor that a ledger line is about: ``q`` for Q, ``o_fp32`` for O fp32; P overwrites S."""
+    """The plan's tensor that a ledger line is about: ``q`` for Q, ``o_fp32`` for O fp32, or as in `_OTHERWISE`."""
     name = ledger_name.lower().replace(" ", "_")
-    overwritten = {"p": "s", "ds": "dp"}
-    return name if name in tensors else overwritten.get(name, name)
+    return name if name in tensors else _OTHERWISE.get(name, name)
 
 
 def _tensor_row(

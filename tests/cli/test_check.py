@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from attnprof.model.errors import CompileError, EnvironmentProblem
 from tests.cli.conftest import Cli, Result
 from tests.fakes import FakeExecutor, attend, fake_compiled, fake_spec
 
+ROOT = Path(__file__).resolve().parents[2]
 Snapshot = Callable[[str, str], None]
 
 
@@ -94,6 +96,38 @@ def test_a_check_that_no_kernel_has(check: Callable[..., Result]) -> None:
         "error: --check overflow is for kernels whose logits have a limit; without one: fa2[causal]\n"
         "hint: attnprof check --check overflow --kernel softmax-naive\n"
     )
+
+
+@pytest.mark.parametrize("option", [(), ("--backend", "gpu"), ("--require-gpu",)])
+@pytest.mark.parametrize("checks", ["faults", "compile,faults"])
+def test_faults_are_not_looked_for_on_a_gpu(check: Callable[..., Result], option: tuple[str, ...], checks: str) -> None:
+    result = check(FakeExecutor(), "--check", checks, *option)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "error: --check faults is for the emulator alone: --backend emulator\n"
+        "hint: attnprof check --check faults --backend emulator\n"
+    )
+
+
+def test_a_gpu_finds_no_faults_and_the_emulator_does(cli: Cli) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    assert backends._on_gpu(FakeExecutor()).finder is None  # type: ignore[arg-type]
+    assert backends.open_checker("emulator", Compiler()).finder is not None  # type: ignore[arg-type]
+
+
+def test_a_race_fails_the_check_for_faults(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of the page about faults, as it is at first."""
+    page = (ROOT / "docs" / "how-to" / "find-a-fault.md").read_text(encoding="utf-8")
+    for text, name in re.findall(r"```\w+\n((?://|#) (mine\.\w+)\b[^\n]*\n.*?)```", page, re.S):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = cli("check", "--kernel", "./mine.py", "--check", "faults", "--json")
+    assert result.code == 1
+    (row,) = result.json["rows"]  # the kernel takes fp16 only
+    assert (row["check"], row["status"], row["value"], row["limit"]) == ("faults", "fail", 2, 0)
+    assert "mine: out-of-bounds: reads 2 bytes, 0 bytes past the end of x" in row["detail"]
+    assert " at mine.cu:13 `for (int i" in row["detail"]
+    assert "data-race" in cli("trace", "--kernel", "./mine.py", "--rows", "3", "--cols", "33").out
 
 
 def test_json_rows(check: Callable[..., Result]) -> None:

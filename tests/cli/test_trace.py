@@ -135,7 +135,8 @@ def trace(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 def made_up(*faults: Fault, **changes: Any) -> FakeEmulator:
-    return FakeEmulator(Trace((KERNEL,), faults, "block 0 says hello\n"), **changes)
+    stopped = any(fault.kind is FaultKind.DEADLOCK for fault in faults)
+    return FakeEmulator(Trace((KERNEL,), faults, "block 0 says hello\n", stopped), **changes)
 
 
 SIZE = ("--seq", "128", "--head-dim", "64", "--lines", "2")
@@ -172,6 +173,16 @@ def test_faults_make_it_fail_and_are_counted(trace: Callable[..., Result], tmp_p
     assert (deadlock["line"], deadlock["other_line"], deadlock["count"], deadlock["thread"]) == (None, None, 1, None)
 
 
+def test_a_race_ends_no_run_and_leaves_the_usual_notes(trace: Callable[..., Result]) -> None:
+    result = trace(made_up(FAULTS[0]), *SIZE, "--json")
+    assert result.code == 1
+    (row,) = result.json["rows"]
+    assert row["status"] == "error"
+    (clean,) = trace(made_up(), *SIZE, "--json").json["rows"]
+    assert row["notes"] == clean["notes"] != []
+    assert row["comparison"] == clean["comparison"]
+
+
 def test_lines_with_conflicts_are_listed_however_cold(trace: Callable[..., Result]) -> None:
     result = trace(made_up(), *SIZE[:-1], "1")
     assert "the 1 hottest, and 2 more with bank conflicts or poor coalescing" in result.out
@@ -206,10 +217,44 @@ def test_what_takes_minutes_is_announced(trace: Callable[..., Result]) -> None:
 
 
 def test_what_cannot_run_is_skipped(trace: Callable[..., Result]) -> None:
-    result = trace(made_up(), "--seq", "64", "--head-dim", "80")
+    result = trace(made_up(), "--seq", "64", "--head-dim", "64,80")
     assert result.code == 0
     assert "fa2[causal] · length 64 · 2 heads · d 80 · fp16: skipped\nhead_dim must be 64 or 128" in result.out
+    assert result.out.endswith("1 traced, 1 skipped, no faults\n")
+
+
+def test_nothing_traced_is_no_pass(trace: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    result = trace(made_up(), "--seq", "64", "--head-dim", "80", "--output", str(file))
+    assert result.code == 2
+    assert "fa2[causal] · length 64 · 2 heads · d 80 · fp16: skipped\nhead_dim must be 64 or 128" in result.out
     assert result.out.endswith("0 traced, 1 skipped, no faults\n")
+    assert result.err.splitlines()[-2:] == [
+        "error: nothing was traced: head_dim must be 64 or 128",
+        "hint: name another workload, or another kernel: attnprof kernels",
+    ]
+    assert [row["status"] for row in json.loads(file.read_text())["rows"]] == ["skipped"]
+    picky = fake_spec("picky", unsupported=lambda workload: f"picky takes no {workload.dtype}")
+    result = trace(made_up(), "--seq", "64", "--dtype", "fp16,bf16", spec=picky)
+    assert result.code == 2
+    assert "error: nothing was traced: picky takes no fp16, and 1 other reason above\n" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("fa2-bwd", "--seq", "64"), "fa2-bwd computes the backward pass only (--pass bwd)"),
+        (("fa2-decode", "--seq", "128"), "fa2-decode takes"),
+        (("fa1", "--seq", "64", "--head-dim", "96"), "fa1 takes head dim"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_no_pass(cli: Cli, arguments: tuple[str, ...], reason: str) -> None:
+    result = cli("trace", "--kernel", *arguments)
+    assert result.code == 2
+    assert f"error: nothing was traced: {reason}" in result.err
+
+
+def test_what_needs_another_architecture_is_skipped(trace: Callable[..., Result]) -> None:
     hopper = fake_spec("wgmma", arches=("sm_90a",))
     device = find("H200")
     result = trace(made_up(device=device), *SIZE, spec=hopper)
@@ -296,6 +341,12 @@ def test_the_page_about_faults_shows_what_trace_prints(
                 source = source.replace(after, f"{after}\n{new}")
             (tmp_path / "mine.cu").write_text(source)
             edits.pop(0)
+    # Then the page says what check finds: no faults any more, but rows that overflow.
+    rows = cli("check", "--kernel", "./mine.py", "--check", "numerics,faults", "--json").json["rows"]
+    verdicts = {(row["check"], row["status"]) for row in rows if row["status"] != "skipped"}
+    assert verdicts == {("faults", "pass"), ("numerics", "fail")}
+    failed = [case["workload"] for row in rows for case in row.get("cases", ()) if case["status"] == "fail"]
+    assert {workload.rsplit(" ", 1)[1] for workload in failed} == {"large-logits", "masked"}
 
 
 def test_the_page_about_the_emulator_shows_what_trace_prints(cli: Cli) -> None:

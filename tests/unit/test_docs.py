@@ -21,6 +21,7 @@ from tests.cli.conftest import SNAPSHOTS, Cli
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+KERNELS = ROOT / "kernels_cu"
 PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
 # Pages whose outputs the tests of the command line compare.
 COMPARED_ELSEWHERE = {"choose-a-tile.md", "online-softmax-by-hand.md"}
@@ -263,6 +264,39 @@ def test_the_example_of_an_own_kernel_works(cli: Cli, tmp_path: Path) -> None:
     assert row["status"] == "ok"
     assert row["comparison"]
     assert not any(entry["difference"] for entry in row["comparison"])
+
+
+SHOWN = [
+    (page.name, file, int(line), text)
+    for page in sorted(DOCS.rglob("*.md"))
+    for _, block in fences(page)
+    for file, line, text in re.findall(r"^(\w+\.cuh?):(\d+) (.*)$", block, re.M)
+    if (KERNELS / file).is_file()
+]
+
+
+def test_source_lines_that_pages_show_are_where_they_say() -> None:
+    assert SHOWN
+    for page, file, line, text in SHOWN:
+        source = (KERNELS / file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+        shown = re.split(r" {2,}", text)[-1]
+        assert source.startswith(shown.removesuffix("…")), f"{page}: {file}:{line} is {source!r}, not {shown!r}"
+
+
+@pytest.mark.parametrize(("changes", "says"), [({}, ""), ({"status": "skipped", "reason": "no"}, "'skipped', 'no'")])
+def test_the_gate_on_a_trace(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    """A row that is skipped has no launches, and so nothing that could differ: the script must look at its status."""
+    launch = {"kernel": "fa2_forward", "bank_conflicts": 0}
+    row = {"kernel": "fa2", "status": "ok", "reason": None, "launches": [] if changes else [launch], **changes}
+    (tmp_path / "trace.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    (source,) = (
+        match[1]
+        for _, text in fences(DOCS / "how-to" / "gate-a-change-in-ci.md")
+        if (match := re.fullmatch(r"python - <<'EOF'\n(.*)EOF\n", text, re.S))
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if says else 0)
+    assert says in done.stderr
 
 
 GATED: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], int, str]] = {

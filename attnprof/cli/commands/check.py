@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from attnprof.kernels.spec import KernelSpec
     from attnprof.report.document import Report
 
+_FAULTS_EXAMPLE = "attnprof check --check faults --backend emulator"
+
 
 def check(
     context: typer.Context,
@@ -45,9 +47,9 @@ def check(
     """Check numerics and resources of the kernels.
 
     Compiles every variant for every architecture a kernel names (no GPU needed), then runs the kernels on awkward
-    shapes and compares with float64: on the GPU if there is one, else on the emulator. With --traps: what a kernel with
-    one thing wrong costs beside its cure, in bank conflicts, memory requests, HBM bytes, occupancy or wrong values, and
-    on a GPU in time.
+    shapes and compares with float64: on the GPU if there is one, else on the emulator, which also looks for faults
+    (races, bad addresses, unwaited copies). With --traps: what a kernel with one thing wrong costs beside its cure, in
+    bank conflicts, memory requests, HBM bytes, occupancy or wrong values, and on a GPU in time.
     """
     from attnprof.check.rows import Check
     from attnprof.check.runner import CheckOptions, compilations, run_checks
@@ -90,10 +92,13 @@ def check(
     with backends.warnings_on(env), Progress(env) as progress:
         compiler = Compiler()
         where = backends.open_checker("gpu" if require_gpu else wanted, compiler)
+        if only and Check.FAULTS in checks and where.finder is None:
+            raise UsageError("--check faults is for the emulator alone: --backend emulator", _FAULTS_EXAMPLE)
         settings = CheckOptions(
             checks=checks,
             seed=seed_value,
             workers=available_cores(),
+            finder=where.finder,
             progress=progress.step,
         )
         heading = gpus.labelled("Runs on", where.line)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # What a traced run takes on one core of a laptop: a matrix FLOP, and a score (exponentials and all that goes with it).
 _S_PER_FLOP = 5e-9
 _S_PER_SCORE = 5e-7
-_INCOMPLETE = "Counts may be incomplete: a fault such as a bad address ends the run."
+_INCOMPLETE = "Counts may be incomplete: a fault ended the run."
 _LONG_S, _LONGEST_S = 60.0, 600.0
 
 
@@ -115,7 +115,20 @@ def trace(
     out.show(report())
     if interrupted:
         return ExitCode.INTERRUPTED
+    if all(row["status"] == "skipped" for row in found):
+        raise _nothing_traced(found)  # a gate must not take this for a run without faults
     return ExitCode.FAILED if any(row["status"] == "error" for row in found) else ExitCode.OK
+
+
+def _nothing_traced(rows: Sequence[dict[str, Any]]) -> UsageError:
+    """Why every row is skipped, in one line: the reason, or how many there are."""
+    from attnprof.report import units
+
+    first, *others = dict.fromkeys(row["reason"] for row in rows)
+    rest = f", and {units.counted(len(others), 'other reason')} above" if others else ""
+    return UsageError(
+        f"nothing was traced: {first}{rest}", "name another workload, or another kernel: attnprof kernels"
+    )
 
 
 def _check_sizes(specs: Sequence[KernelSpec], workload: Workload) -> list[str]:
@@ -193,7 +206,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         "reason": f"faults: {fault_count(faults)}" if faults else None,
         "comparison": compared,
         "launches": launches,
-        "notes": (_INCOMPLETE,) if faults else explain(compared, workload),
+        "notes": (_INCOMPLETE,) if traced.stopped else explain(compared, workload),
         "faults": faults,
         "printed": traced.printed or None,
     }

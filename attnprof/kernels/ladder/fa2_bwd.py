@@ -66,7 +66,8 @@ def demand(workload: Workload, device: DeviceSpec, *, deterministic: bool = Fals
     """The ledger and the work of each unit: `fused_demand`, and what the fp32 accumulators of dQ cost on top.
 
     They are zeroed in the first stage, read and written once in the second, as if L2 caught all additions but one a
-    block of queries, and read in the third, which writes dQ.
+    block of queries, and read in the third, which writes dQ. The second leaves out the blocks of queries that the mask
+    hides from an accumulator's keys, the third what pads the heads.
     """
     if unsupported(workload) is not None:
         return fused_demand(workload)
@@ -78,26 +79,31 @@ def demand_with(workload: Workload, tiles: Tiles, accumulators: int | None = Non
     """As `demand`, of a supported workload with other tiles; the arguments are those of `plan_with`."""
     base = fused_demand(workload)
     rowsum, gradients = base.stages
-    nbytes = (accumulators or 1) * 4 * workload.batch * workload.heads * _padded_q(workload, tiles) * tiles.head_dim
+    elements = workload.batch * workload.heads * tiles.head_dim
+    nbytes = (accumulators or 1) * 4 * elements * _padded_q(workload, tiles)
+    added = 4 * elements * tiles.block_q * sum(_steps(workload, tiles)[: accumulators or 1])
     (dq,) = (line for line in gradients.ledger if line.tensor == "dQ")
 
-    def sums(stage: str, direction: Direction) -> LedgerLine:
-        return LedgerLine(stage, "dQ sums", direction, nbytes)
+    def sums(stage: str, direction: Direction, size: int) -> LedgerLine:
+        return LedgerLine(stage, "dQ accumulator", direction, size)
 
     stages = (
-        replace(rowsum, ledger=(*rowsum.ledger, sums("rowsum", "write"))),
+        replace(rowsum, ledger=(*rowsum.ledger, sums("rowsum", "write", nbytes))),
         replace(
             gradients,
             ledger=(
                 *(line for line in gradients.ledger if line is not dq),
-                sums("gradients", "read"),
-                sums("gradients", "write"),
+                sums("gradients", "read", added),
+                sums("gradients", "write", added),
             ),
             schedule=_schedule(workload, tiles, accumulators),
         ),
         Stage(
             name="convert",
-            ledger=(sums("convert", "read"), replace(dq, stage="convert")),
+            ledger=(
+                sums("convert", "read", nbytes // tiles.head_dim * workload.head_dim),
+                replace(dq, stage="convert"),
+            ),
             fp32_flops=(accumulators or 1) * workload.q_elements,  # additions, the last of them a multiplication
         ),
     )
@@ -219,13 +225,17 @@ def _grid(workload: Workload, tiles: Tiles, accumulators: int | None) -> Dim3:
     return grid_of(accumulators or ceil_div(workload.seq_kv, tiles.block_kv), workload.batch * workload.kv_heads)
 
 
+def _steps(workload: Workload, tiles: Tiles) -> list[int]:
+    """Of each tile of keys, the blocks of queries that it meets, the last ones; the first tile meets the most."""
+    q_tiles = ceil_div(workload.seq_q, tiles.block_q)
+    offset = workload.seq_kv - workload.seq_q if workload.causal else workload.seq_kv
+    return [q_tiles - max(0, start - offset) // tiles.block_q for start in range(0, workload.seq_kv, tiles.block_kv)]
+
+
 def _schedule(workload: Workload, tiles: Tiles, accumulators: int | None) -> Schedule:
     heads = workload.batch * workload.kv_heads
     x, y, z = _grid(workload, tiles, accumulators)
-    q_tiles = ceil_div(workload.seq_q, tiles.block_q)
-    offset = workload.seq_kv - workload.seq_q if workload.causal else workload.seq_kv
-    starts = range(0, workload.seq_kv, tiles.block_kv)
-    steps = [q_tiles - max(0, start - offset) // tiles.block_q for start in starts]
+    steps = _steps(workload, tiles)
     return longest_first(
         (sum(steps[block::x]) for block in range(x)),
         heads=heads,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attnprof.check.cases import cases_for
+from attnprof.check.faults import check_faults
 from attnprof.check.numerics import check_numerics
 from attnprof.check.rows import CheckStatus
 from attnprof.check.workloads import NumericsCase, small_set
 from attnprof.compiler import Compiler
 from attnprof.emulator.executor import EmulatorExecutor, Mode
+from attnprof.emulator.finder import EmulatorFaultFinder
 from attnprof.kernels.catalogue import builtin
 from attnprof.kernels.inputs import Distribution
 from attnprof.kernels.spec import KernelSpec
@@ -108,6 +111,38 @@ def test_a_missing_barrier_is_a_fault_that_the_emulator_names(mutant: Mutant, tm
     (bad,) = check_numerics(materialise(mutant, tmp_path), (case,), watchful)
     assert bad.status is CheckStatus.FAIL
     assert "data-race" in bad.detail
+
+
+@pytest.mark.parametrize("spec", builtin(), ids=lambda spec: spec.name)
+def test_the_kernel_as_shipped_has_no_faults(spec: KernelSpec, executor: EmulatorExecutor) -> None:
+    rows = list(check_faults(spec, executor, EmulatorFaultFinder(Compiler(), executor.device)))
+    types = 3 if spec.operation == "softmax" else 2
+    assert [(row.status, row.value) for row in rows] == [(CheckStatus.PASS, 0)] * types, [row.detail for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "kernel", "line"),
+    [
+        pytest.param(MISSING_BARRIER, "fa2_forward", "ldmatrix_x4(q[m]", id="fa2"),
+        pytest.param(MISSING_EXCHANGE_BARRIER, "fa2_backward_gradients", "accumulate_others(dv_rmem", id="fa2-bwd"),
+        pytest.param(MISSING_TREE_BARRIER, "softmax_safe", "return block_max(", id="softmax-safe-tree"),
+    ],
+)
+def test_a_missing_barrier_that_the_numerics_pass_fails_the_check_for_faults(
+    mutant: Mutant, kernel: str, line: str, executor: EmulatorExecutor, tmp_path: Path
+) -> None:
+    broken = materialise(mutant, tmp_path)
+    numerics = list(check_numerics(broken, cases_for(broken, full=False)[:4], executor))
+    assert {row.status for row in numerics} == {CheckStatus.PASS}
+    finder = EmulatorFaultFinder(Compiler(), executor.device)
+    for row in check_faults(broken, executor, finder):
+        assert row.status is CheckStatus.FAIL
+        assert row.value not in (None, 0)
+        assert f"{kernel}: data-race: " in row.detail
+        shown = re.search(r" at (\S+\.cu):(\d+) `([^`]*)`", row.detail)
+        assert shown is not None, row.detail
+        assert line in shown[3]
+        assert line in Path(shown[1]).read_text(encoding="utf-8").splitlines()[int(shown[2]) - 1]
 
 
 def test_the_telling_cases_are_part_of_what_check_runs() -> None:

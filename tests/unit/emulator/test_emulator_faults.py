@@ -394,6 +394,24 @@ def test_recorded_faults_do_not_raise_and_come_as_json(bench: Bench) -> None:
     assert str(record["file"]).endswith(".cu")
 
 
+@pytest.mark.parametrize(("name", "stopped"), [("missing barrier", False), ("read past the end", True)])
+def test_a_trace_says_whether_a_fault_ended_the_run(bench: Bench, name: str, stopped: bool) -> None:
+    seeded = next(s for s in SEEDED if s.name == name)
+    n = seeded.threads * seeded.grid
+    outcome = bench.run(
+        seeded.source,
+        "seeded",
+        {"in": np.zeros(n, "f4"), "out": np.zeros(n, "f4")},
+        outputs=("out",),
+        block=(seeded.threads, 1, 1),
+        grid=(seeded.grid, 1, 1),
+        mode=Mode.ALL,
+        on_fault="record",
+    )
+    assert outcome.trace.faults
+    assert outcome.trace.stopped is stopped
+
+
 @pytest.mark.parametrize("unroll", ["#pragma unroll", "#pragma unroll 1"])
 def test_one_mistake_is_one_fault_with_its_count_unrolled_or_not(bench: Bench, unroll: str) -> None:
     source = f"""

@@ -93,8 +93,8 @@ def test_the_ledger_is_the_model_s_and_the_sums_of_dq() -> None:
     assert asked.exponentials == base.exponentials
     assert asked.footprint_bytes == base.footprint_bytes + sums
     assert [line.tensor for line in asked.ledger if line.direction == "write"] == [
-        *("D", "dQ sums"),
-        *("dK", "dV", "dQ sums"),
+        *("D", "dQ accumulator"),
+        *("dK", "dV", "dQ accumulator"),
         "dQ",
     ]
     # Even with them, recomputing P moves far less than storing it: from 512 keys on or so.
