@@ -98,8 +98,8 @@ class CheckRow:
         return CheckRow(kernel, check, status, value, limit, unit, arch, detail, cases, context_lost)
 
     def as_row(self) -> dict[str, object]:
-        """The row as plain values; ``cases`` only where there are some."""
-        row: dict[str, object] = {
+        """The row as plain values."""
+        return {
             "kernel": self.kernel,
             "check": str(self.check),
             "status": str(self.status),
@@ -108,7 +108,5 @@ class CheckRow:
             "unit": self.unit,
             "arch": self.arch,
             "detail": self.detail,
+            "cases": [case.as_dict() for case in self.cases],
         }
-        if self.cases:
-            row["cases"] = [case.as_dict() for case in self.cases]
-        return row

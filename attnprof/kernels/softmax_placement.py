@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnprof.kernels.plan import Build, Scalar
+from attnprof.kernels.plan import Build, LaunchPlan, Scalar
 from attnprof.kernels.sources import kernels_dir
 from attnprof.model.devices import DeviceSpec
 from attnprof.model.dtypes import Dtype
@@ -88,6 +88,11 @@ def fused_layout(workload: Workload, device: DeviceSpec) -> Layout:
 def _clusters(device: DeviceSpec) -> tuple[int, ...]:
     """How many blocks may hold a row together."""
     return CLUSTERS if device.compute_capability >= CLUSTERS_SINCE else CLUSTERS[:1]
+
+
+def uses_clusters(plan: LaunchPlan) -> bool:
+    """Whether a plan of softmax-fused, or of a variant, has rows that several blocks hold together."""
+    return any("CLUSTER" in dict(launch.build.defines) for launch in plan.launches)
 
 
 def _shared_layout(workload: Workload, chunks: int, device: DeviceSpec, threads: int, cluster: int) -> Layout:

@@ -345,7 +345,7 @@ def test_the_page_about_faults_shows_what_trace_prints(
     rows = cli("check", "--kernel", "./mine.py", "--check", "numerics,faults", "--json").json["rows"]
     verdicts = {(row["check"], row["status"]) for row in rows if row["status"] != "skipped"}
     assert verdicts == {("faults", "pass"), ("numerics", "fail")}
-    failed = [case["workload"] for row in rows for case in row.get("cases", ()) if case["status"] == "fail"]
+    failed = [case["workload"] for row in rows for case in row["cases"] if case["status"] == "fail"]
     assert {workload.rsplit(" ", 1)[1] for workload in failed} == {"large-logits", "masked"}
 
 
@@ -386,3 +386,25 @@ def test_a_mistake_in_a_description_ends_the_run_and_what_is_finished_is_shown(t
     assert "mine · length 64" in result.out
     assert re.search(r"^error: mine: plan on b1 h2 s65 d64 fp16 failed in mine\.py, line \d+: Assert", result.err, re.M)
     assert trace(made_up(), "--seq", "65", "--head-dim", "64", spec=spec).out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ("softmax-fused", "--rows", "1", "--cols", "300000", "--gpu", "H200"),
+            "needs thread block clusters (sm_90) on this GPU, the emulator executes sm_80",
+        ),
+        (
+            ("fa2", "--variant", "tile-256", "--seq", "64", "--gpu", "L4"),
+            "fa2_forward: needs 147,456 B of shared memory a block",
+        ),
+    ],
+)
+def test_what_the_device_or_the_emulator_has_no_room_for_is_skipped(
+    cli: Cli, arguments: tuple[str, ...], reason: str
+) -> None:
+    result = cli("trace", "--kernel", *arguments, "--json")
+    (row,) = result.json["rows"]
+    assert (result.code, row["status"]) == (2, "skipped")
+    assert row["reason"].startswith(reason)

@@ -11,7 +11,7 @@ from attnprof.cli.command import Command
 from attnprof.cli.exits import ExitCode
 from attnprof.cli.output import output
 from attnprof.cli.progress import Progress
-from attnprof.model.errors import AttnprofError, DescriptionError, EnvironmentProblem, UsageError
+from attnprof.model.errors import AttnprofError, DescriptionError, EnvironmentProblem, LaunchLimitError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,6 +161,7 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler.arch import parse_arch
+    from attnprof.kernels.softmax_placement import CLUSTERS_SINCE, uses_clusters
     from attnprof.kernels.spec import tile_fields
     from attnprof.model.roofline import workload_fields
     from attnprof.report.trace import fault_count
@@ -179,15 +180,20 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         "faults": [],
         "printed": None,
     }
+    emulated = divmod(parse_arch(executor.arch)[0], 10)
     reason = spec.runs_on(executor.device.compute_capability) or spec.unsupported(workload)
-    if reason is None and spec.runs_on(divmod(parse_arch(executor.arch)[0], 10)) is not None:
+    if reason is None and spec.runs_on(emulated) is not None:
         reason = f"needs {spec.requires}, the emulator executes {executor.arch}"
+    if reason is None and emulated < CLUSTERS_SINCE and uses_clusters(spec.plan(workload, executor.device)):
+        reason = f"needs thread block clusters (sm_90) on this GPU, the emulator executes {executor.arch}"
     if reason is not None:
         return {**row, "status": "skipped", "reason": reason}
     try:
         traced = _run(spec, workload, executor, seed)
     except (DescriptionError, EnvironmentProblem):
         raise
+    except LaunchLimitError as error:
+        return {**row, "status": "skipped", "reason": error.message}
     except AttnprofError as error:
         return {**row, "status": "error", "reason": error.message}
     launches = [_launch(kernel) for kernel in traced.kernels]
