@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attnprof.report.document import Row
-from attnprof.report.roofline import TUNED, row_names
+from attnprof.report.roofline import TUNED, RowNames
 
 # Clocks that differ by more than this make the ratio of two rows' times doubtful by about as much.
 CLOCKS_APART = 0.02
@@ -21,7 +21,8 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     Each is said once, with the rows it is about.
     """
     found = (*_reasons(rows), *_warnings(rows), *_clocks_apart(rows))
-    return tuple(f"{row_names(about, rows)}: {text}" for text, about in found)
+    names = RowNames(rows)
+    return tuple(f"{names(about)}: {text}" for text, about in found)
 
 
 def _reasons(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -106,7 +107,7 @@ def _throttled(about: Sequence[Row]) -> str:
     # Rounded down, so that 100 % is every sample, and one in a thousand is not 0 %.
     partial = sorted(max(1, int(100 * share)) for share in shares.values() if share < 1.0)
     span = f"{partial[0]} %" if partial[0] == partial[-1] else f"{partial[0]} to {partial[-1]} %"
-    every = f" (every one of {row_names(always, about)})" if always else ""
+    every = f" (every one of {RowNames(about)(always)})" if always else ""
     return f"{span} of the samples throttled{every}: {reasons}"
 
 

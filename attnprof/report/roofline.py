@@ -43,6 +43,9 @@ COLUMNS: tuple[Column, ...] = (
 # What a row says whose tiles are not the kernel's own.
 TUNED = "tiles kept by bench --tune; --no-tuned takes the built-in ones"
 
+# How many lengths a note names one by one.
+_MOST_LENGTHS = 12
+
 # The share of the roof below which a loss is no reason for a note.
 _NOTEWORTHY = 0.1
 
@@ -114,20 +117,39 @@ def notes(rows: Sequence[Row], device: DeviceSpec) -> tuple[str, ...]:
     kinds = list(dict.fromkeys(text.partition(" (")[0] for _, text in said))
     for row, text in sorted(said, key=lambda each: kinds.index(each[1].partition(" (")[0])):
         found.setdefault(text, []).append(row)
-    return tuple(f"{text}: {row_names(about, rows)}" for text, about in found.items())
+    names = RowNames(rows)
+    return tuple(f"{text}: {names(about)}" for text, about in found.items())
 
 
-def row_names(about: Sequence[Row], rows: Sequence[Row]) -> str:
-    """``naive at 1024, 2048; fa2 at 1024``, with whatever else tells these rows from the others."""
-    if len(about) == len(rows) > 1:
-        return "all rows"
-    lengths: dict[tuple[str, ...], list[str]] = {}
-    for row in about:
-        others = [f"d {row['head_dim']}"] if len({r["head_dim"] for r in rows}) > 1 else []
-        others += [str(row["dtype"])] if len({r["dtype"] for r in rows}) > 1 else []
-        length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']}/{row['seq_kv']}"
-        lengths.setdefault((str(row["kernel"]), *others), []).append(length)
-    return "; ".join(f"{' '.join(name)} at {', '.join(dict.fromkeys(at))}" for name, at in lengths.items())
+class RowNames:
+    """What to call some rows of a table: ``naive at 1024, 2048; fa2 at 1024``, with whatever else tells them apart.
+
+    Args:
+        rows: the whole table, which is looked through once.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._count = len(rows)
+        self._dims_differ = len({row["head_dim"] for row in rows}) > 1
+        self._dtypes_differ = len({row["dtype"] for row in rows}) > 1
+
+    def __call__(self, about: Sequence[Row]) -> str:
+        """The words for these rows of it."""
+        if len(about) == self._count > 1:
+            return "all rows"
+        lengths: dict[tuple[str, ...], dict[str, None]] = {}
+        for row in about:
+            others = [f"d {row['head_dim']}"] if self._dims_differ else []
+            others += [str(row["dtype"])] if self._dtypes_differ else []
+            length = f"{row['seq_q']}" if row["seq_q"] == row["seq_kv"] else f"{row['seq_q']}/{row['seq_kv']}"
+            lengths.setdefault((str(row["kernel"]), *others), {})[length] = None
+        return "; ".join(f"{' '.join(name)} at {_listed(list(at))}" for name, at in lengths.items())
+
+
+def _listed(lengths: Sequence[str]) -> str:
+    if len(lengths) <= _MOST_LENGTHS:
+        return ", ".join(lengths)
+    return f"{', '.join(lengths[: _MOST_LENGTHS - 2])}, … {lengths[-1]} ({len(lengths):,} lengths)"
 
 
 def _row_notes(row: Row, device: DeviceSpec) -> list[str]:

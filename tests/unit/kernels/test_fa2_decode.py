@@ -105,7 +105,7 @@ def test_demand_covers_what_the_kernel_does_not(workload: Workload) -> None:
         (Workload.of(1, direction=Pass.BWD), "forward"),
         (Workload.of(1, dtype=Dtype.FP32), "fp16 or bf16"),
         (Workload.of(1, head_dim=80), "takes head dim 64, 128 or 256, not 80"),
-        (Workload.of(17, seq_kv=64), "up to 16 queries, not 17"),
+        (Workload.of(17, seq_kv=64), "up to 16 queries: fa2 is for more"),
         (decode(1, 2**30 + 1), "1073741824 keys"),
         (Workload.of(1, batch=2**26, heads=32), "2147483647 rows"),
         (Workload.of(1, seq_kv=2**26, heads=32), "2147483647 rows"),
