@@ -14,6 +14,7 @@ import pytest
 import attnprof.compiler
 from attnprof.cli import backends, options
 from attnprof.kernels.plan import Build
+from attnprof.model.devices import find
 from attnprof.model.errors import CompileError, EnvironmentProblem
 from tests.cli.conftest import Cli, Result
 from tests.fakes import FakeExecutor, attend, fake_compiled, fake_spec
@@ -183,6 +184,14 @@ def test_spills_fail(check: Callable[..., Result]) -> None:
     result = check(FakeExecutor(backend="emulator"), compiler=compiler)
     assert result.code == 1
     assert "fail: fa2[causal] spills sm_80" in result.out
+
+
+@pytest.mark.parametrize(("checks", "code"), [("numerics", 2), ("numerics,determinism", 2), ("determinism", 0)])
+def test_a_kernel_that_the_gpu_cannot_run_is_no_pass(check: Callable[..., Result], checks: str, code: int) -> None:
+    result = check(FakeExecutor(backend="gpu", device=find("T4"), arch="sm_75"), "--check", checks)
+    assert "0 passed, 0 failed" in result.out
+    assert result.code == code
+    assert ("nothing was checked: every row is skipped" in result.err) is (code == 2)
 
 
 def test_a_compile_error_fails_and_a_missing_compiler_skips(check: Callable[..., Result]) -> None:
