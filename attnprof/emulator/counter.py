@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnprof.emulator.executor import CompilesToPtx, EmulatorExecutor, Mode
+from attnprof.emulator.executor import CompilesToPtx, EmulatorExecutor, Mode, traced
 from attnprof.kernels.executor import Counted
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.model.devices import DeviceSpec
@@ -27,14 +27,9 @@ class EmulatorCounter:
 
     def count(self, plan: LaunchPlan, inputs: Mapping[str, Array]) -> Counted:
         """As `Counter.count`."""
-        with self._executor.prepare(plan) as run:
-            for name, values in inputs.items():
-                run.write(name, values)
-            run.launch()
-            if run.trace is None:
-                raise RuntimeError("the emulator left no trace")
-            counters = run.trace.counters
-            tensors = [tensor for kernel in run.trace.kernels for tensor in kernel.tensors]
+        trace = traced(plan, inputs, self._executor)
+        counters = trace.counters
+        tensors = [tensor for kernel in trace.kernels for tensor in kernel.tensors]
         return Counted(
             bank_conflicts=counters.bank_conflicts,
             shared_wavefronts=counters.shared_wavefronts,

@@ -234,6 +234,22 @@ def _module_variables(program: Program) -> dict[int, Allocation]:
     return slots
 
 
+def traced(plan: LaunchPlan, inputs: Mapping[str, Array], executor: EmulatorExecutor) -> Trace:
+    """What one run on these inputs left, its outputs poisoned before it.
+
+    Raises:
+        AttnprofError: as for `EmulatorExecutor.prepare`, and a KernelFault unless the executor records faults.
+    """
+    with executor.prepare(plan) as run:
+        for name, values in inputs.items():
+            run.write(name, values)
+        run.poison()
+        run.launch()
+        if run.trace is None:
+            raise RuntimeError("the emulator left no trace")
+        return run.trace
+
+
 class EmulatedRun:
     """A plan with its memory allocated and its code decoded.
 

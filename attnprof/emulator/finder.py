@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnprof.emulator.executor import CompilesToPtx, EmulatorExecutor, Mode
+from attnprof.emulator.executor import CompilesToPtx, EmulatorExecutor, Mode, traced
 from attnprof.kernels.plan import LaunchPlan
 from attnprof.model.devices import DeviceSpec
 
@@ -26,11 +26,4 @@ class EmulatorFaultFinder:
 
     def find(self, plan: LaunchPlan, inputs: Mapping[str, Array]) -> tuple[str, ...]:
         """As `FaultFinder.find`."""
-        with self._executor.prepare(plan) as run:
-            for name, values in inputs.items():
-                run.write(name, values)
-            run.poison()
-            run.launch()
-            if run.trace is None:
-                raise RuntimeError("the emulator left no trace")
-            return tuple(str(fault) for fault in run.trace.faults)
+        return tuple(str(fault) for fault in traced(plan, inputs, self._executor).faults)

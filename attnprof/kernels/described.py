@@ -7,10 +7,12 @@ large enough grid) is for executors to say; this is what nothing could run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shown  # in a few words, however long it is
 from typing import get_args
 
+from attnprof.kernels.attention import forward_tensors
 from attnprof.kernels.candidates import Candidate
 from attnprof.kernels.plan import Arg, Build, Launch, LaunchPlan, Pointer, Role, Scalar, ScalarKind, TensorSpec
 from attnprof.kernels.spec import KernelSpec
@@ -114,21 +116,18 @@ def _tensors_of(spec: KernelSpec, workload: Workload) -> Iterator[TensorSpec]:
         yield TensorSpec("x", (w.rows, w.seq_kv), w.dtype, "in")
         yield TensorSpec("y", (w.rows, w.seq_kv), w.dtype, "out")
         return
-    query, key = (w.heads, w.seq_q), (w.kv_heads, w.seq_kv)
+    q, k, v, o = forward_tensors(w)
     if spec.layout == "bshd":
-        query, key = query[::-1], key[::-1]
-    of_queries, of_keys = (w.batch, *query, w.head_dim), (w.batch, *key, w.head_dim)
-    backward = spec.direction is Pass.BWD
-    yield TensorSpec("q", of_queries, w.dtype, "in")
-    yield TensorSpec("k", of_keys, w.dtype, "in")
-    yield TensorSpec("v", of_keys, w.dtype, "in")
-    yield TensorSpec("o", of_queries, w.dtype, "in" if backward else "out")
-    if backward:
-        yield TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "in")
-        yield TensorSpec("dout", of_queries, w.dtype, "in")
-        yield TensorSpec("dq", of_queries, w.dtype, "out")
-        yield TensorSpec("dk", of_keys, w.dtype, "out")
-        yield TensorSpec("dv", of_keys, w.dtype, "out")
+        q, k, v, o = (replace(each, shape=(w.batch, each.shape[2], each.shape[1], w.head_dim)) for each in (q, k, v, o))
+    yield from (q, k, v)
+    if spec.direction is Pass.FWD:
+        yield o
+        return
+    yield replace(o, role="in")
+    yield TensorSpec("lse", (w.batch, w.heads, w.seq_q), Dtype.FP32, "in")
+    yield replace(o, name="dout", role="in")
+    for gradient_of in (q, k, v):
+        yield replace(gradient_of, name=f"d{gradient_of.name}", role="out")
 
 
 def _tensor(tensor: object) -> TensorSpec:

@@ -80,24 +80,16 @@ def guarded(spec: KernelSpec, origin: Origin) -> KernelSpec:
     return replace(spec, **changes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Guarded:
-    """A callback of a description, called with care."""
+    """A callback of a description, called with care: what it returns is checked, then finished."""
 
-    def __init__(
-        self,
-        spec: KernelSpec,
-        name: str,
-        callback: Callable[..., Any],
-        origin: Origin,
-        check: Callable[..., None],
-        finish: Callable[[Any], Any] = lambda value: value,
-    ) -> None:
-        self._spec = spec
-        self._name = name
-        self._callback = callback
-        self._origin = origin
-        self._check = check
-        self._finish = finish
+    spec: KernelSpec
+    name: str
+    callback: Callable[..., Any]
+    origin: Origin
+    check: Callable[..., None]
+    finish: Callable[[Any], Any] = lambda value: value
 
     def __call__(self, *arguments: Any) -> Any:
         """What the callback returns.
@@ -106,7 +98,7 @@ class _Guarded:
             DescriptionError: it raised, or returned what does not fit.
         """
         try:
-            value = self._callback(*arguments)
+            value = self.callback(*arguments)
         except (AttnprofError, KeyboardInterrupt):  # what it refuses in our words stays in them
             raise
         except BaseException as error:  # not our code: it may raise anything, and not all of it is an Exception
@@ -116,36 +108,36 @@ class _Guarded:
             what = "".join(traceback.format_exception_only(error)).strip()
             raise DescriptionError(f"{self._who(arguments)} failed in {place}: {what}", _HELP) from error
         try:
-            self._check(value, *arguments)
+            self.check(value, *arguments)
         except Misfit as misfit:
             raise DescriptionError(
                 f"{self._who(arguments)}, in {self._definition()}: {misfit.what}", misfit.hint or _HELP
             ) from None
-        return self._finish(value)
+        return self.finish(value)
 
     def _who(self, arguments: tuple[Any, ...]) -> str:
         on = "".join(
-            f" on {workload_label(each, self._spec.operation)}" for each in arguments if isinstance(each, Workload)
+            f" on {workload_label(each, self.spec.operation)}" for each in arguments if isinstance(each, Workload)
         )
-        return f"{self._spec.name}: {self._name}{on}"
+        return f"{self.spec.name}: {self.name}{on}"
 
     def _place_of(self, error: BaseException) -> str | None:
         """Where in the description an error was raised or passed through; None where it never was: a bug of ours."""
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is our call
         if not frames:  # the call itself failed: it takes other arguments
             return self._definition()
-        theirs = {str(self._origin.file)}
+        theirs = {str(self.origin.file)}
         if not Path(frames[0].filename).is_relative_to(_PACKAGE):
             theirs.add(frames[0].filename)
         lines = [frame for frame in frames if frame.filename in theirs]
-        return f"{self._origin.shown(lines[-1].filename)}, line {lines[-1].lineno}" if lines else None
+        return f"{self.origin.shown(lines[-1].filename)}, line {lines[-1].lineno}" if lines else None
 
     def _definition(self) -> str:
         """Where the callback is defined, as far as it says."""
-        function: Any = self._callback
+        function: Any = self.callback
         while isinstance(function, partial):
             function = function.func
         code = getattr(function, "__code__", None)
         if code is None or Path(code.co_filename).is_relative_to(_PACKAGE):
-            return self._origin.name
-        return f"{self._origin.shown(code.co_filename)}, line {code.co_firstlineno}"
+            return self.origin.name
+        return f"{self.origin.shown(code.co_filename)}, line {code.co_firstlineno}"

@@ -219,17 +219,10 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
 
 
 def _run(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed: int) -> Trace:
+    from attnprof.emulator.executor import traced
     from attnprof.kernels.trial import inputs_for
 
-    plan = spec.plan(workload, executor.device)
-    with executor.prepare(plan) as run:
-        for name, array in inputs_for(spec, workload, seed=seed).items():
-            run.write(name, array)
-        run.poison()
-        run.launch()
-        if run.trace is None:
-            raise RuntimeError(f"{spec.name}: the emulator left no trace")
-        return run.trace
+    return traced(spec.plan(workload, executor.device), inputs_for(spec, workload, seed=seed), executor)
 
 
 def _launch(kernel: KernelTrace) -> dict[str, Any]:
