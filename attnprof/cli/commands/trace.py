@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnprof.emulator.executor import EmulatorExecutor
-    from attnprof.emulator.trace import KernelTrace, Trace
+    from attnprof.emulator.trace import KernelTrace
     from attnprof.kernels.spec import KernelSpec
     from attnprof.model.workload import Workload
     from attnprof.report.document import Report
@@ -161,8 +161,10 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         EnvironmentProblem: the compiler or a header is missing.
     """
     from attnprof.compiler.arch import parse_arch
+    from attnprof.emulator.executor import traced
     from attnprof.kernels.softmax_placement import CLUSTERS_SINCE, uses_clusters
     from attnprof.kernels.spec import tile_fields
+    from attnprof.kernels.trial import inputs_for
     from attnprof.model.roofline import workload_fields
     from attnprof.report.trace import fault_count
     from attnprof.report.trace_comparison import compare, explain
@@ -184,19 +186,21 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
     reason = spec.runs_on(executor.device.compute_capability) or spec.unsupported(workload)
     if reason is None and spec.runs_on(emulated) is not None:
         reason = f"needs {spec.requires}, the emulator executes {executor.arch}"
-    if reason is None and emulated < CLUSTERS_SINCE and uses_clusters(spec.plan(workload, executor.device)):
-        reason = f"needs thread block clusters (sm_90) on this GPU, the emulator executes {executor.arch}"
     if reason is not None:
         return {**row, "status": "skipped", "reason": reason}
     try:
-        traced = _run(spec, workload, executor, seed)
+        plan = spec.plan(workload, executor.device)
+        if emulated < CLUSTERS_SINCE and uses_clusters(plan):
+            reason = f"needs thread block clusters (sm_90) on this GPU, the emulator executes {executor.arch}"
+            return {**row, "status": "skipped", "reason": reason}
+        trace = traced(plan, inputs_for(spec, workload, seed=seed), executor)
     except (DescriptionError, EnvironmentProblem):
         raise
     except LaunchLimitError as error:
         return {**row, "status": "skipped", "reason": error.message}
     except AttnprofError as error:
         return {**row, "status": "error", "reason": error.message}
-    launches = [_launch(kernel) for kernel in traced.kernels]
+    launches = [_launch(kernel) for kernel in trace.kernels]
     demand = spec.demand(workload, executor.device)
     stages = {stage.name: stage for stage in demand.stages}
     names = dict.fromkeys(launch["stage"] for launch in launches)
@@ -205,24 +209,17 @@ def trace_row(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, 
         for name in names
         for entry in compare([launch for launch in launches if launch["stage"] == name], stages.get(name))
     ]
-    faults = [fault.as_json() for fault in traced.faults]
+    faults = [fault.as_json() for fault in trace.faults]
     return {
         **row,
         "status": "error" if faults else "ok",
         "reason": f"faults: {fault_count(faults)}" if faults else None,
         "comparison": compared,
         "launches": launches,
-        "notes": (_INCOMPLETE,) if traced.stopped else explain(compared, workload),
+        "notes": (_INCOMPLETE,) if trace.stopped else explain(compared, workload),
         "faults": faults,
-        "printed": traced.printed or None,
+        "printed": trace.printed or None,
     }
-
-
-def _run(spec: KernelSpec, workload: Workload, executor: EmulatorExecutor, seed: int) -> Trace:
-    from attnprof.emulator.executor import traced
-    from attnprof.kernels.trial import inputs_for
-
-    return traced(spec.plan(workload, executor.device), inputs_for(spec, workload, seed=seed), executor)
 
 
 def _launch(kernel: KernelTrace) -> dict[str, Any]:
